@@ -211,19 +211,20 @@ def test_one_job_among_other_documents(tmp_path: Path) -> None:
 
 def test_several_jobs_need_a_name(tmp_path: Path) -> None:
     file = write(tmp_path, named("one"), {"kind": "List", "items": [named("two"), named("three")]})
-    with pytest.raises(Refused, match=r"job.yaml: several PyTorchJobs \(one, two, three\): choose one with --name"):
+    listed = "PyTorchJob one, PyTorchJob two, PyTorchJob three"
+    with pytest.raises(Refused, match=rf"job.yaml: several jobs \({listed}\): choose one with --name"):
         manifest.load(file)
     found = manifest.load(file, "two")
     assert (found.job.name, found.others) == ("two", ("PyTorchJob one", "PyTorchJob three"))
-    with pytest.raises(Refused, match=r"no PyTorchJob of the name 'four', only one, two, three"):
+    with pytest.raises(Refused, match=r"no job of the name 'four', only one, two, three"):
         manifest.load(file, "four")
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "no PyTorchJob in it, only nothing"),
-        ("kind: Job\nmetadata: {name: a}", "no PyTorchJob in it, only Job a"),
+        ("", "no PyTorchJob and no TrainJob in it, only nothing"),
+        ("kind: Job\nmetadata: {name: a}", "no PyTorchJob and no TrainJob in it, only Job a"),
         ("kind: [", "line 1, column 8: not YAML"),
         ("kind: List\nitems: [1]", "not a Kubernetes object, but integer: '1'"),
         ("just a text", "not a Kubernetes object, but string: 'just a text'"),

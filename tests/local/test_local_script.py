@@ -97,7 +97,7 @@ def test_reads_stdin() -> None:
     ended = run_script("-", stdin=yaml.safe_dump(pytorchjob("echo hello")))
     assert ended.stdout == "[demo-master-0] hello\n"
     ended = run_script("-", stdin="")
-    assert ended.stderr == "torchtally local: stdin: no PyTorchJob in it, only nothing\n"
+    assert ended.stderr == "torchtally local: stdin: no PyTorchJob and no TrainJob in it, only nothing\n"
 
 
 def test_outcome_as_json(tmp_path: Path) -> None:

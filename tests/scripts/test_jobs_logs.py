@@ -203,6 +203,24 @@ def test_a_program_that_keeps_no_account(
 ENDS = [told.line(9, pod, events.Ended(code=0, kind=None, cause=None)) for pod in told.PODS]
 
 
+def test_the_cause_in_the_log_is_shown(tmp_path: Path, ask: Ask) -> None:
+    """That of the pod which knows it, and not that of a pod which has only lost the others."""
+    ends = [
+        told.line(9, pod, events.Ended(code=code, kind=kind, cause=cause))
+        for pod, code, kind, cause in (
+            (told.PODS[0], 203, "consequence", "another pod went away"),
+            (told.PODS[1], 3, "known", "rank 1: 125 samples were lost"),
+        )
+    ]
+    path = written(tmp_path, [*told.KILLED, *ends])
+    assert f"{told.PODS[1]} ended with 3: rank 1: 125 samples were lost" in ask("status", path)[1]
+
+
+def test_a_program_without_an_account_has_ended(tmp_path: Path, ask: Ask) -> None:
+    said = ask("status", written(tmp_path, [*told.start(0), *ENDS]))[1]
+    assert "demo.log complete" in said and "starting" not in said
+
+
 def test_an_observed_program_so_far() -> None:
     lines = [*told.start(0), *seen.lines()]
     assert drawn(lines, 120, Standing.RUNNING, 27)[-1] == "no fault so far: 2 passes observed"

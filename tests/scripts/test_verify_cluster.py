@@ -59,6 +59,22 @@ def test_a_job_of_a_master_alone(server: Server, verify: Verify) -> None:
     assert server.asked[1:] == [pod("demo-master-0"), pod("demo-master-0") + "/log?container=pytorch"]
 
 
+def test_the_termination_message_has_the_last_line_where_the_log_is_rotated(server: Server, verify: Verify) -> None:
+    server.log("demo-master-0", bruteforce.text(LINES[-1:]))
+    line = bruteforce.text([LAST])
+
+    def ended(container: str, message: str) -> None:
+        common = {"image": "", "imageID": "", "ready": False, "restartCount": 0}
+        state = {"terminated": {"exitCode": 0, "message": message}}
+        server.phase("demo-master-0", "Succeeded", containerStatuses=[{"name": container, "state": state, **common}])
+
+    for container, message, status in (("pytorch", line, 0), ("pytorch", line[:-9], 3), ("sidecar", line, 3)):
+        ended(container, message)
+        assert verify()[0] == status
+    ended("pytorch", line.replace('"consumed":', '"consumed":1'))
+    assert verify()[0] == 1
+
+
 NO_POD = {pod("demo-worker-1"): refusal(404, 'pods "demo-worker-1" not found', "demo-worker-1")}
 GONE = "pod demo-worker-1 is gone, and its log with it (the job's cleanPodPolicy is {}; None keeps pods)"
 

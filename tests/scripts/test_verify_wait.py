@@ -31,7 +31,7 @@ def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def waiting(server: Server, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> Callable[..., tuple[int, str, list[str]]]:
     """Status, output, and progress where the job is asked for and each of these is done before the answer."""
 
-    def run(*turns: Callable[[], None], path: str = JOB) -> tuple[int, str, list[str]]:
+    def run(*turns: Callable[[], None], path: str = JOB, seconds: str = "9e9") -> tuple[int, str, list[str]]:
         left = list(turns)
         original = Server.answer
 
@@ -41,7 +41,7 @@ def waiting(server: Server, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> Cal
             original(self, handler)
 
         monkeypatch.setattr(Server, "answer", answer)
-        status = verify.main(["--job", "demo", "--wait"])
+        status = verify.main(["--job", "demo", "--wait", seconds])
         out, err = capsys.readouterr()
         assert not left
         return status, out, err.splitlines()
@@ -63,6 +63,14 @@ def state(server: Server, *kinds: str) -> Callable[[], None]:
         server.state(*kinds)
 
     return change
+
+
+def test_a_wait_has_its_limit(server: Server, waiting: Any) -> None:
+    server.log(PODS[0], "")
+    status, out, progress = waiting(state(server, "Created", "Running"), seconds="0")
+    assert (status, progress) == (4, []) and "pending: PyTorchJob demo is running" in out
+    status, _, progress = waiting(answers(server, *refusal(404, "not found", "demo")), seconds="0")
+    assert status == 2 and "no PyTorchJob demo in namespace trial" in progress[-1]
 
 
 def test_the_lines_are_read_when_the_job_has_ended(server: Server, waiting: Any) -> None:

@@ -41,6 +41,12 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return running(folder, folder / "venv/bin")
 
 
+def test_a_check_of_a_machine_without_torch(run: Run) -> None:
+    checked = run("torchtally", "check")
+    assert checked.returncode == 0 and "✓ network: " in checked.stdout
+    assert "! pytorch: no PyTorch in this environment" in checked.stdout and "without " in checked.stdout
+
+
 @pytest.fixture
 def log(tmp_path: Path) -> Path:
     """Of a run of 2 ranks, of which rank 1 has lost a sample."""
@@ -53,7 +59,7 @@ def test_no_torch_is_installed(run: Run) -> None:
     assert "No module named 'torch'" in run("python", "-c", "import torch").stderr
     helped = run("torchtally", "--help")
     assert helped.returncode == 0
-    for command in ("verify", "jobs", "page", "local", "observe"):
+    for command in ("verify", "jobs", "page", "local", "observe", "check"):
         assert f"\n  {command} " in helped.stdout
         shown = run("torchtally", command, "--help")
         assert (shown.returncode, shown.stderr) == (0, "")

@@ -30,8 +30,9 @@ Beside a job, without PyTorch:
   verify PATH… | --job NAME     prove from logs that each sample was consumed as the contract says
   jobs COMMAND                  list, show, and watch the jobs of a cluster, and copy their results
   page JOB FILE                 write a page of a run, with charts
-  local -f FILE                 run a PyTorchJob on this machine as the training operator does in a cluster
+  local -f FILE                 run a PyTorchJob or a TrainJob on this machine as its operator does in a cluster
   observe COMMAND               observe a training in any image, without a changed line
+  check [SCRIPT]                check this machine, a cluster, and two steps of a script, before a training
 
 Tasks: {", ".join(tasks.OPTIONS)}.
 `torchtally COMMAND --help` shows the options of a command, and `torchtally run TASK --help` those of a task.
@@ -43,6 +44,7 @@ _BESIDE = {
     "page": ["jobs", "report"],
     "local": ["local"],
     "observe": ["observe"],
+    "check": ["check"],
 }
 
 

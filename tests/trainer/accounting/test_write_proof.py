@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -73,3 +74,36 @@ def test_mistakes(tmp_path: Path) -> None:
     ended = accounts.alone(early, tmp_path)
     assert ended["code"] == 2 and "must come after the end of the account's `with` statement" in ended["err"]
     assert not (tmp_path / "proof.json").exists()
+
+
+def quiet(folder: Path, runs: int) -> None:
+    os.environ["TORCHTALLY_OUTPUT"] = str(folder)
+    for number in range(runs):
+        with Account(f"fold {number}", epochs=1) as account:
+            for _ in account.epoch("train", 1, account.loader(Squares(9), batch_size=2)):
+                account.commit()
+
+
+def test_a_run_that_names_no_file_leaves_its_proof_beside_its_record(tmp_path: Path) -> None:
+    found = accounts.run(2, quiet, tmp_path, 2)
+    assert [each["code"] for each in found] == [0, 0]
+    assert {path.name for path in tmp_path.iterdir()} == {"run.json", "run-2.json", "proof.json", "proof-2.json"}
+    for name in ("", "-2"):
+        proof, record = tmp_path / f"proof{name}.json", tmp_path / f"run{name}.json"
+        assert proofs.read(proof).subjects == {record.name: hashlib.sha256(record.read_bytes()).hexdigest()}
+        assert proofs.read(proof).predicate.run == json.loads(record.read_bytes())["run"]
+        assert verified(proof).returncode == 0
+        jsonschema.validate(json.loads(proof.read_bytes()), SCHEMA)
+
+
+def kept(file: Path) -> None:
+    os.environ["TORCHTALLY_TERMINATION_LOG"] = str(file)
+    quiet(file.parent / "output", 9)
+
+
+def test_the_termination_message_keeps_whole_last_lines(tmp_path: Path) -> None:
+    (tmp_path / "message").touch()
+    ended = accounts.alone(kept, tmp_path / "message")
+    last = [line for line in ended["out"].splitlines() if '"worlds":' in line]
+    lines = (tmp_path / "message").read_text().splitlines()
+    assert len(last) == 9 and lines == last[: len(lines)] and 1 < len(lines) < 9

@@ -228,17 +228,68 @@ def test_a_checkpoint_that_is_a_folder_is_compared_with_all_its_files(tmp_path: 
     assert "shard is missing" in said(proof, "--model", folder)[1]
 
 
-def test_a_proof_is_judged_by_itself_and_is_no_log(
-    tmp_path: Path, said: Said, capsys: pytest.CaptureFixture[str]
-) -> None:
-    proof = written(tmp_path / "proof.json", PROOF)
-    log = tmp_path / "demo.log"
-    log.write_text(bruteforce.text(LINES))
-    status, _, err = said(log, proof)
-    assert status == 2 and f"{proof} is a proof, which is judged by itself" in err
+def event(kind: str, rank: int | None = 0, attempt: int = 0, **fields: object) -> str:
+    values = {"v": 1, "event": kind, "time": 2e9 + attempt, "pod": "demo-master-0", "rank": rank}
+    values |= {"run": None if rank is None else bruteforce.RUN, "attempt": None if rank is None else attempt, **fields}
+    return f"TORCHTALLY-EVENT {json.dumps(values, separators=(',', ':'))}\n"
+
+
+ENDED = event("ended", None, code=0)
+
+
+def test_a_proof_completes_the_rotated_logs_of_its_run(tmp_path: Path, said: Said) -> None:
+    proof, log = written(tmp_path / "proof.json", PROOF), tmp_path / "demo.log"
+    log.write_text(event("proved") + bruteforce.text(LINES[-1:]) + ENDED)
+    status, out, _ = said(log)
+    assert status == 3 and "note: rotated: the log begins in the middle, and the earlier lines are gone (pod " in out
+    for paths in ((log, proof), (proof, log), (tmp_path,)):
+        status, out, _ = said(*paths)
+        assert status == 0 and "note: rotated: " in out
+    log.write_text(event("progress") + ENDED)  # which names the run at least
+    assert said(tmp_path)[0] == 0
+
+
+def test_a_whole_log_is_not_called_rotated(tmp_path: Path, said: Said) -> None:
+    begins = event("started", None), event("begun") + event("step"), event("complete", None), event("progress")
+    for begin in begins:  # `progress` comes first in the log of another pod than rank 0's, without an entry point
+        (tmp_path / "demo.log").write_text(begin + bruteforce.text([*LINES, LAST]) + event("complete"))
+        status, out, _ = said(tmp_path)
+        assert status == 0 and "rotated" not in out
+
+
+def test_a_proof_that_is_not_of_the_run_in_the_logs_is_not_used(tmp_path: Path, said: Said) -> None:
+    proof, log = written(tmp_path / "proof.json", PROOF), tmp_path / "demo.log"
+    another = bruteforce.text(LINES[-1:]).replace(bruteforce.RUN, "another")
+    for text, reason in (
+        (another, f"it is of run {bruteforce.RUN}, of which the logs have no line"),
+        (ENDED, f"it is of run {bruteforce.RUN}, of which the logs have no line"),
+        (event("progress", attempt=1), f"it is of attempt 0 of run {bruteforce.RUN}, and attempt 1 came later"),
+    ):
+        log.write_text(text)
+        status, out, _ = said(tmp_path)
+        assert status == (1 if text is another else 3) and f"note: the proof {proof} is not used: {reason}" in out
+    log.write_text(event("progress"))
+    (tmp_path / "model.pt").write_bytes(b"of a later start")
     status, out, _ = said(tmp_path)
-    assert status == 0 and f"note: {proof} is a proof and no log: verify it by itself" in out
-    log.unlink()
+    assert status == 3 and f"is not used: {tmp_path / 'model.pt'} has changed since" in out
+    (tmp_path / "model.pt").unlink()
+    proof.write_bytes(proof.read_bytes()[:-9])
+    status, out, _ = said(tmp_path)
+    assert status == 3 and "is not used: it is cut off or damaged" in out
+    written(proof, forged(PROOF, replaced(run="another")))
+    log.write_text(event("progress") + another)
+    status, out, _ = said(tmp_path)
+    assert status == 1 and f"✗ {proof}: the statement is of run another" in out
+
+
+def test_a_proof_that_contradicts_the_logs_disproves_them(tmp_path: Path, said: Said) -> None:
+    written(tmp_path / "proof.json", statement(DISPROVED))
+    (tmp_path / "demo.log").write_text(bruteforce.text([*LINES, LAST]))
+    assert said(tmp_path)[0] == 1
+
+
+def test_a_proof_is_no_log(tmp_path: Path, said: Said, capsys: pytest.CaptureFixture[str]) -> None:
+    proof = written(tmp_path / "proof.json", PROOF)
     assert said(tmp_path)[0] == 3
     for command in ("status", "report"):
         page = [str(tmp_path / "page.html")] * (command == "report")

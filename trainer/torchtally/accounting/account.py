@@ -19,7 +19,7 @@ from torchtally.accounting.lifetime import Lifetime
 from torchtally.accounting.loader import Loader
 from torchtally.accounting.order.drawn import AnySampler
 from torchtally.accounting.order.locality import Locality
-from torchtally.accounting.order.own_sampler import batches_of
+from torchtally.accounting.order.own_sampler import batches_of, of_another_sampler
 from torchtally.accounting.order.sampler import Sampler
 from torchtally.accounting.proofs import kept_lines, proof_file
 from torchtally.accounting.run import stateful
@@ -74,7 +74,7 @@ class Account(Lifetime):
     def sampler(
         self,
         phase: str,
-        n: int,
+        n: int | None = None,
         *,
         batch_size: int | None = None,
         global_batch_size: int | None = None,
@@ -84,6 +84,7 @@ class Account(Lifetime):
         fingerprint: str | None = None,
         trains: bool = True,
         order: Locality | None = None,
+        **others: Any,
     ) -> Sampler:
         """Return this rank's sampler of a phase, for a DataLoader of your own.
 
@@ -101,10 +102,14 @@ class Account(Lifetime):
             trains: Whether the samples go into the weights, so that `commit` counts them. Otherwise, as in an
                 evaluation, a batch counts when the loop asks for the next one.
             order: Order of a phase that shuffles (default: that of the account), with the sizes of the shard files.
+            others: Arguments that other samplers have, such as `num_replicas`: none is taken.
 
         Raises:
             Refused: An argument is not valid.
         """
+        with self._counting.final:
+            if others or type(phase) is not str or type(n) is not int:
+                raise Refused(of_another_sampler(phase, n, others))
         division = Division(batch_size, global_batch_size, shuffle, contract, drop_last, trains, order)
         return self._phases.declare(phase, n, division, fingerprint)
 

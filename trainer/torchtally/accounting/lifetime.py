@@ -213,3 +213,5 @@ class Lifetime:
                 for act in self._after_end:
                     act(last)
             self._attempt.complete(self.made)
+            if last and not self.made:  # a built-in task has written that of its model
+                self._attempt.archive(last)

@@ -12,7 +12,7 @@ from kubernetes.client.exceptions import ApiException
 
 from torchtally.cluster import batch_kinds, carried, job_kinds, wait
 from torchtally.cluster.job_kinds import TIMEOUT, ClusterError, ClusterJob, Unreachable
-from torchtally.verifier.log import Complaint, Log
+from torchtally.verifier.log import Complaint, Log, is_whole
 from torchtally.verifier.outcome import Outcome, Unsuccessful
 
 _WHY_SILENT = (
@@ -22,15 +22,18 @@ _WHY_SILENT = (
 _OWN_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
-def read_job(name: str, namespace: str | None, context: str | None, *, until_end: bool = False) -> Log:
-    """The logs of all pods of the job, once it has ended; pods without one become complaints. Raises ClusterError."""
+def read_job(name: str, namespace: str | None, context: str | None, *, wait_seconds: float | None = None) -> Log:
+    """The logs of all pods of the job, once it has ended or `wait_seconds` are over. Raises ClusterError.
+
+    Pods without a log become complaints.
+    """
     settings, own_namespace = connect(context)
     with client.ApiClient(settings) as api:
         look = partial(find, client.CustomObjectsApi(api), name, namespace or own_namespace)
         read_of = partial(read, client.CoreV1Api(api))
-        if not until_end:
+        if wait_seconds is None:
             return read_of(look())
-        job = wait.until_end(look)
+        job = wait.until_end(look, wait_seconds)
         return wait.until_read(partial(read_of, job))
 
 
@@ -131,8 +134,18 @@ def _read_pod(log: Log, core: client.CoreV1Api, pod: str, job: ClusterJob) -> No
     before = log.observed.count
     with arriving:
         log.read(f"pod {pod}", arriving)
+    _add_kept(log, status, pod, job.container)
     if job.ended and log.observed.count == before and carried.carries(found):
         log.complaints.append(Complaint(f"pod {pod} has the observer, and no line of it: {_WHY_SILENT}", no_log=True))
+
+
+def _add_kept(log: Log, status: client.V1PodStatus | None, pod: str, container: str) -> None:
+    """Add the last lines of runs that a container's termination message has: its log may have been rotated."""
+    for each in (status.container_statuses if status else None) or []:
+        if each.name == container and each.state and (ended := each.state.terminated) and ended.message:
+            for line in ended.message.splitlines():
+                if is_whole(line):
+                    log.add(line, f"the termination message of pod {pod}")
 
 
 def _why(status: client.V1PodStatus) -> str:

@@ -1,5 +1,6 @@
 """Looks at a job again and again: until it has ended, and while the API server does not answer."""
 
+import math
 import sys
 import time
 from collections.abc import Callable
@@ -49,17 +50,17 @@ class Looking:
         return job
 
 
-def until_end(find: Callable[[], ClusterJob]) -> ClusterJob:
-    """The job once it has ended. Raises ClusterError if it does not exist, or no longer."""
+def until_end(find: Callable[[], ClusterJob], seconds: float = math.inf) -> ClusterJob:
+    """The job once it has ended, or after some seconds. Raises ClusterError if it does not exist, or no longer."""
     progress, began, look = _Progress(), time.monotonic(), Looking(find)
     while True:
         try:
             job = look()
-            if job.ended:
+            if job.ended or time.monotonic() - began >= seconds:
                 return job
             progress.tell(job.progress, f"waiting: {job.sentence}")
         except NoJob as error:
-            if time.monotonic() - began >= _CREATED_WITHIN:
+            if time.monotonic() - began >= min(seconds, _CREATED_WITHIN):
                 raise
             progress.tell("none", f"waiting for the job: {error}")
         except Unreachable as error:

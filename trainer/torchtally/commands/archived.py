@@ -1,4 +1,4 @@
-"""A proof that was archived, in place of logs, and the files that it must be of."""
+"""A proof that was archived, in place of logs or beside them, and the files that it must be of."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,6 +9,7 @@ from torchtally.proof import statement
 from torchtally.proof.shard_sizes import ShardSizes
 from torchtally.proof.statement import Statement
 from torchtally.verifier import statement_check
+from torchtally.verifier.log import Complaint, Log
 from torchtally.verifier.problem import Problem
 from torchtally.verifier.verdict import Verdict
 
@@ -35,6 +36,40 @@ def verdict(
     for model in models:
         _compare(stated, Path(model), found)
     return found
+
+
+def add_to(log: Log, path: Path) -> None:
+    """Add the lines of a proof to the logs of its run, whose own may be lost. A note says why it is of no use there."""
+    try:
+        stated = Statement.parse(path.read_bytes())
+        found = statement_check.verdict(stated, told=log.told)
+        reason = _stale(log, stated, path.parent)
+    except OSError as error:
+        raise Refused(f"cannot read {path}: {error.strerror}") from error
+    except ValueError as error:
+        reason = str(error)
+    if reason:
+        log.notes.append(f"the proof {path} is not used: {reason}")
+        return
+    if wrong := next((problem for problem in found.problems if not problem.missing), None):
+        log.complaints.append(Complaint(f"{path}: {wrong}", stated.predicate.run))
+    for number, line in enumerate(stated.predicate.lines, 1):
+        log.add(line, f"{path}, line {number}")
+
+
+def _stale(log: Log, stated: Statement, folder: Path) -> str | None:
+    """Why a proof, which is in this folder, is not of the run in the logs, or of an end that it has gone on from."""
+    run, last = stated.predicate.run, statement_check.last_of(stated)
+    if run not in log.runs and run not in log.heard.newest:
+        return f"it is of run {run}, of which the logs have no line"
+    began = last.began / 1000 if last else 0
+    for attempt, time in log.heard.newest.get(run, {}).items():
+        if last and attempt != last.attempt and time > began:
+            return f"it is of attempt {last.attempt} of run {run}, and attempt {attempt} came later"
+    for name, sha256 in stated.subjects.items():
+        if (folder / name).exists() and statement.sha256_of(folder / name)[1] != sha256:
+            return f"{folder / name} has changed since"
+    return None
 
 
 def _compare(stated: Statement, model: Path, found: Verdict) -> None:

@@ -1,4 +1,4 @@
-"""Run a PyTorchJob on this machine as the training operator runs it in a cluster.
+"""Run a PyTorchJob or a TrainJob on this machine as its operator runs it in a cluster.
 
 Each pod is a process here, or a container with --docker. The pods' lines go to stdout, each with the name of its pod
 in front; what the runner itself says goes to stderr. Exit status: 0 if the job succeeds, 1 if it fails (or is
@@ -32,7 +32,7 @@ def main(argv: list[str] | None = None) -> int:
     for warning in found.warnings:
         say(f"warning: {warning}")
     if found.others:
-        say(f"runs PyTorchJob {found.job.name}; not applied: {', '.join(found.others)}")
+        say(f"runs {found.job.title}; not applied: {', '.join(found.others)}")
     with contextlib.ExitStack() as stack:
         try:
             log = stack.enter_context(Path(options.log).open("wb", buffering=0)) if options.log else None
@@ -56,7 +56,7 @@ def _outcome(job: LocalJob, options: argparse.Namespace, log: BinaryIO | None) -
 def _options(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="torchtally local", description=(__doc__ or "").partition("\n\n")[0])
     parser.add_argument("-f", "--file", required=True, metavar="FILE", help="the manifest; - reads stdin")
-    parser.add_argument("--name", help="the PyTorchJob to run, if the file has several")
+    parser.add_argument("--name", help="the job to run, if the file has several")
     parser.add_argument(
         "--entrypoint", default="torchtally", help="what a container without a command runs (default: %(default)s)"
     )
@@ -83,8 +83,8 @@ def _options(argv: list[str] | None) -> argparse.Namespace:
 
 async def _run(job: LocalJob, options: argparse.Namespace, log: BinaryIO | None) -> int:
     if job.suspended:
-        verdict = Verdict(Outcome.SUSPENDED, f"PyTorchJob {job.name} is suspended.")
-        say(f"{verdict.message} It runs when spec.runPolicy.suspend is false.")
+        verdict = Verdict(Outcome.SUSPENDED, f"{job.title} is suspended.")
+        say(f"{verdict.message} It runs when its field suspend is false.")
         if options.json:
             _print_json(job, verdict, None, None)
         return 1

@@ -5,6 +5,7 @@ Of a program that keeps no account, tell from its logs what was handed out to ea
 import argparse
 import io
 import json
+import math
 import sys
 from pathlib import Path
 
@@ -47,19 +48,18 @@ def main(argv: list[str] | None = None) -> int:
 
 def _verdicts(options: argparse.Namespace) -> tuple[list[Verdict], Observation | None, Outcome]:
     """The verdicts on runs, the observation of what keeps no account, and what they come to."""
-    documents = [path for path in map(Path, options.paths) if archived.is_one(path)]
-    if documents and len(options.paths) > 1:
-        raise Refused(f"{documents[0]} is a proof, which is judged by itself: give no other path")
+    alone = len(options.paths) == 1 and archived.is_one(Path(options.paths[0]))
     log = _read_job(options) if options.job else Log()
     for path in options.sizes:
         _read_sizes(log, path)
-    if documents:
-        proof = archived.verdict(documents[0], options.model, options.run, options.expect_per_pod, log.told)
+    if alone:
+        proof = archived.verdict(Path(options.paths[0]), options.model, options.run, options.expect_per_pod, log.told)
         return [proof], None, proof.outcome
     if options.model:
-        raise Refused("--model goes with a proof: the logs have the model's hash at most")
-    for path in options.paths:
-        _read(log, path)
+        raise Refused("--model goes with a proof alone: the logs have the model's hash at most")
+    proofs = [proof for path in options.paths for proof in _read(log, path)]
+    for each in proofs:  # whose lines count for runs in the logs alone
+        archived.add_to(log, each)
     observation = None if options.run else observation_of(log, options.expect_per_pod)
     verdicts = [] if observation and not log.runs else judge(log, options.run, options.expect_per_pod)
     outcomes = [verdict.outcome for verdict in verdicts]
@@ -75,12 +75,22 @@ def _options(argv: list[str] | None) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "paths", nargs="*", metavar="PATH", help="logs: files, folders, or - for standard input; or a proof.json"
+        "paths",
+        nargs="*",
+        metavar="PATH",
+        help="logs: files, folders, or - for stdin; a proof.json, alone or beside the logs of its run",
     )
     parser.add_argument("--job", metavar="NAME", help="read the logs of this job's pods in the cluster")
     parser.add_argument("-n", "--namespace", help="its namespace (default: that of the context or of this pod)")
     parser.add_argument("--context", help="context of the kubeconfig (default: the current one)")
-    parser.add_argument("--wait", action="store_true", help="wait until the job has ended")
+    parser.add_argument(
+        "--wait",
+        nargs="?",
+        type=float,
+        const=math.inf,
+        metavar="SECONDS",
+        help="wait until the job has ended, at most so long (default: without a limit)",
+    )
     parser.add_argument("--run", metavar="ID", help="judge this run alone, where the logs hold several")
     parser.add_argument("--json", action="store_true", help="print JSON in place of the table")
     parser.add_argument(
@@ -103,8 +113,10 @@ def _options(argv: list[str] | None) -> argparse.Namespace:
     options = parser.parse_args(argv)
     if bool(options.job) == bool(options.paths):
         parser.error("give either --job NAME or logs to read (files, folders, or - for standard input)")
-    if not options.job and (options.namespace or options.context or options.wait):
+    if not options.job and (options.namespace or options.context or options.wait is not None):
         parser.error("-n, --context, and --wait go with --job")
+    if options.wait is not None and not options.wait >= 0:
+        parser.error(f"--wait is {options.wait:g}, must be 0 or more seconds")
     if options.expect_per_pod is not None and options.expect_per_pod < 0:
         parser.error(f"--expect-per-pod is {options.expect_per_pod}, must be 0 or more")
     return options
@@ -124,24 +136,27 @@ def _read_job(options: argparse.Namespace) -> Log:
     from torchtally.cluster import job_kinds, logs  # files need no Kubernetes client, which takes a second to load
 
     try:
-        return logs.read_job(options.job, options.namespace, options.context, until_end=options.wait)
+        return logs.read_job(options.job, options.namespace, options.context, wait_seconds=options.wait)
     except job_kinds.ClusterError as error:
         raise Refused(error) from error
 
 
-def _read(log: Log, path: str) -> None:
+def _read(log: Log, path: str) -> list[Path]:
+    """Add the logs of a file or a folder. Returns the proofs among them."""
     if path == "-":
         # newline="": progress bars end their lines by a carriage return
         log.read("standard input", io.TextIOWrapper(sys.stdin.buffer, "utf-8", "replace", newline=""))
-        return
+        return []
     files = [str(Path(path))]
     if Path(path).is_dir():
         files = [str(file) for file in sorted(Path(path).rglob("*")) if file.is_file()]  # each Path takes 0.5 KB
         if not files:
             raise Refused(f"the folder {path} holds no file")
+    proofs = []
     for file in map(Path, files):
         if archived.is_one(file):
-            log.notes.append(f"{file} is a proof and no log: verify it by itself")
+            proofs.append(file)
             continue
         with open_log(file) as stream:
             log.read(str(file), stream)
+    return proofs

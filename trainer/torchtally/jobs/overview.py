@@ -61,6 +61,7 @@ class Overview:
     pods: tuple[PodRow, ...] = ()
     start: starting.Start | None = None
     restarts: tuple[Restart, ...] = ()
+    cause: str | None = None  # what ended the pods, as far as one of them knows
     silent: tuple[str, ...] = ()  # pods of a job that has ended without a log, or a line, and why
     notes: tuple[str, ...] = ()  # warnings of the cluster, and what a preflight has found
 
@@ -111,6 +112,7 @@ def of(
         "start": starting.of(snapshot.pods),
         "straggler": _straggler(run) if run else None,
         "restarts": snapshot.restarts,
+        "cause": _cause(snapshot.pods),
         "silent": tuple(silent),
         "notes": (*warnings, *(f"preflight: {pod.life.slow}" for pod in snapshot.pods if pod.life.slow)),
     }
@@ -146,9 +148,16 @@ def of(
 def over(snapshot: Snapshot) -> bool:
     """Whether no more lines will come, as far as the lines tell."""
     ended = all(pod.life.ended is not None or pod.life.started is None for pod in snapshot.pods)
-    if snapshot.run is None:
-        return ended and snapshot.observation is not None and any(pod.life.started for pod in snapshot.pods)
+    if snapshot.run is None:  # a program without an account, observed or not
+        return ended and any(pod.life.started for pod in snapshot.pods)
     return ended and snapshot.run.state is State.COMPLETE
+
+
+def _cause(pods: Iterable[Pod]) -> str | None:
+    """What ended the first pod that knows it, or else any pod."""
+    failed = [pod for pod in pods if pod.life.code and pod.life.cause]
+    known = [pod for pod in failed if pod.life.kind == "known"]
+    return next((f"{pod.name} ended with {pod.life.code}: {pod.life.cause}" for pod in [*known, *failed]), None)
 
 
 def _state(snapshot: Snapshot) -> str:

@@ -127,6 +127,9 @@ def _parts(overview: Overview, encoding: str, width: int) -> Iterator[Renderable
     if overview.restarts:
         yield Text()
         yield from _restarts(overview.restarts)
+    if overview.cause:
+        yield Text()
+        yield Text(overview.cause, "red")
     for note in (*overview.notes, *overview.silent[:_SILENT]):
         yield Text(f"warning: {note}", "yellow")
     if more := len(overview.silent[_SILENT:]):

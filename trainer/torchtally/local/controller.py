@@ -121,13 +121,13 @@ class Controller:
         self._resumed.clear()
         if self._deadline:
             self._deadline.cancel()
-        self._output.say(f"PyTorchJob {self._job.name} is suspended.")
+        self._output.say(f"{self._job.title} is suspended.")
         for name in self._pods:
             self.delete(name)
 
     def resume(self) -> None:
         """As runPolicy.suspend: false does: all pods are made anew, and the job's time counts from here."""
-        self._output.say(f"PyTorchJob {self._job.name} is resumed.")
+        self._output.say(f"{self._job.title} is resumed.")
         self._begin()
 
     def _begin(self) -> None:
@@ -145,7 +145,7 @@ class Controller:
         if self._interrupts == 1:
             self.interrupted_by = number
             self._output.say(f"{number.name}: stopping all pods (once more: at once)")
-            self._decide(Outcome.INTERRUPTED, f"PyTorchJob {self._job.name} was interrupted by {number.name}.")
+            self._decide(Outcome.INTERRUPTED, f"{self._job.title} was interrupted by {number.name}.")
         for name in self._pods:
             if self.status[name].process is None:
                 self._lives[name].cancel()  # an image that is being pulled, say
@@ -214,6 +214,8 @@ class Controller:
         limit = self._job.backoff_limit
         if limit is None:
             return False
+        if self._job.kind == "TrainJob":
+            return sum(status.restarts for status in self.status.values()) > limit
         if pod.replica.restart_policy == "ExitCode":
             return limit == 0  # such a pod is made anew: its restarts are counted by nobody
         restarts = sum(
@@ -235,13 +237,11 @@ class Controller:
                 self._decide(Outcome.FAILED, f'job "{job.name}" is failing because "{kind}" replica(s) failed.')
             else:
                 count = sum(phase is Phase.FAILED for phase in alike)
-                self._decide(
-                    Outcome.FAILED, f"PyTorchJob {job.name} is failed because {count} {kind} replica(s) failed."
-                )
+                self._decide(Outcome.FAILED, f"{job.title} is failed because {count} {kind} replica(s) failed.")
         elif kind == "Master":
-            self._decide(Outcome.SUCCEEDED, f"PyTorchJob {job.name} is successfully completed.")
+            self._decide(Outcome.SUCCEEDED, f"{job.title} is successfully completed.")
         elif "Master" not in job.replicas and (job.elastic or all(phase is Phase.SUCCEEDED for phase in alike)):
-            self._decide(Outcome.SUCCEEDED, f"PyTorchJob {job.namespace}/{job.name} successfully completed.")
+            self._decide(Outcome.SUCCEEDED, f"{job.kind} {job.namespace}/{job.name} successfully completed.")
 
     def _fail_on_backoff_limit(self) -> None:
         message = f"Job {self._job.name} has failed because it has reached the specified backoff limit"

@@ -24,6 +24,7 @@ _INHERITED = re.compile(
     r"|TORCHTALLY_.+"  # where the image would set the folders of the data and the model
 )
 _REFERENCE = re.compile(r"\$(?:\$|\(([^)]*)\))")
+_TRAINER_PORT = 29400  # of Kubeflow Trainer
 _SUBSCRIPT = re.compile(r"metadata\.(labels|annotations)\['(.+)'\]")
 
 
@@ -47,7 +48,7 @@ class Network:
 def addresses(job: LocalJob) -> list[Address]:
     """Where the pods of this job listen for each other."""
     found = []
-    if "Master" in job.replicas:
+    if "Master" in job.replicas or job.kind == "TrainJob":
         found.append(_master(job))
     if job.elastic is not None and _rendezvous(job).host in {pod.name for pod in job.pods}:
         found.append(_rendezvous(job))
@@ -115,6 +116,14 @@ def unresolved(job: LocalJob) -> list[str]:
 
 def _operator_variables(job: LocalJob, pod: Pod, network: Network) -> Iterator[tuple[str, str]]:
     pods = sum(replica.count for replica in job.replicas.values())
+    if job.kind == "TrainJob":
+        first = network.reach(_master(job))
+        yield "PET_NNODES", str(pods)
+        yield "PET_NPROC_PER_NODE", job.nproc_per_node or "auto"
+        yield "PET_NODE_RANK", str(pod.index)
+        yield "PET_MASTER_ADDR", first.host
+        yield "PET_MASTER_PORT", str(first.port)
+        return
     yield "PYTHONUNBUFFERED", "1"
     if "Master" in job.replicas:
         master = network.reach(_master(job))
@@ -159,6 +168,8 @@ def _elastic_variables(policy: Mapping[str, Any], endpoint: Address) -> Iterator
 
 
 def _master(job: LocalJob) -> Address:
+    if job.kind == "TrainJob":
+        return Address(job.pods[0].name, _TRAINER_PORT)
     return Address(f"{job.name}-master-0", job.replicas["Master"].port)
 
 

@@ -1,4 +1,4 @@
-"""A PyTorchJob under the operator's defaults, and the pods that it makes of it."""
+"""A PyTorchJob under the operator's defaults, or a TrainJob, and the pods that are made of it."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -21,18 +21,19 @@ CleanPodPolicy = Literal["All", "None", "Running"]
 
 @dataclass(frozen=True, kw_only=True)
 class Replica:
-    """The pods of one replica type: Master or Worker."""
+    """The pods of one replica type: Master or Worker, or the nodes of a TrainJob."""
 
     kind: str
     count: int
     restart_policy: RestartPolicy
     template: Mapping[str, Any]
+    container_name: str = CONTAINER
 
     @property
     def container(self) -> Mapping[str, Any]:
-        """The container that the operator asks for: the one named pytorch."""
+        """The container that trains, which the operator asks for by its name."""
         containers = self.template["spec"]["containers"]
-        return next(container for container in containers if container["name"] == CONTAINER)
+        return next(container for container in containers if container["name"] == self.container_name)
 
     @property
     def port(self) -> int:
@@ -81,7 +82,7 @@ class Pod:
 
 @dataclass(frozen=True, kw_only=True)
 class LocalJob:
-    """A PyTorchJob to run on this machine."""
+    """A job to run on this machine."""
 
     name: str
     namespace: str
@@ -91,6 +92,7 @@ class LocalJob:
     run_policy: Mapping[str, Any]
     metadata: Mapping[str, Any]
     config: Mapping[tuple[str, str], Mapping[str, str]] = field(default_factory=dict)  # ConfigMaps, Secrets of the file
+    kind: Literal["PyTorchJob", "TrainJob"] = "PyTorchJob"
 
     @classmethod
     def from_manifest(
@@ -126,6 +128,10 @@ class LocalJob:
             config=config or {},
         )
 
+    @property
+    def title(self) -> str:
+        return f"{self.kind} {self.name}"
+
     def files(self, volume: Mapping[str, Any]) -> Mapping[str, str] | None:
         """Those of a volume that is a whole ConfigMap of the file, None for any other."""
         source = volume.get("configMap", {})
@@ -154,7 +160,7 @@ class LocalJob:
         """All pods in the order of their ranks."""
         return [
             Pod(
-                name=f"{self.name}-{kind.lower()}-{index}",
+                name=f"{self.name}-{kind.lower()}-{'0-' * (self.kind == 'TrainJob')}{index}",
                 index=index,
                 replica=replica,
                 labels=replica.template.get("metadata", {}).get("labels", {}) | self._labels(kind, index),
@@ -164,6 +170,8 @@ class LocalJob:
         ]
 
     def _labels(self, kind: str, index: int) -> dict[str, str]:
+        if self.kind == "TrainJob":
+            return {"jobset.sigs.k8s.io/jobset-name": self.name, "batch.kubernetes.io/job-completion-index": str(index)}
         leader = kind == "Master" or ("Master" not in self.replicas and index == 0)
         return {
             f"{LABELS}/job-name": self.name,

@@ -1,4 +1,4 @@
-"""A file's documents, and which PyTorchJob of them is meant."""
+"""A file's documents, and which job of them is meant."""
 
 import secrets
 import string
@@ -13,7 +13,7 @@ import yaml
 from torchtally.errors import Refused
 from torchtally.inject import adding
 from torchtally.inject.observer import map_name
-from torchtally.local import schema, webhook
+from torchtally.local import schema, trainjob, webhook, wrapped
 from torchtally.local.job import LocalJob
 
 API_VERSION, KIND = "kubeflow.org/v1", "PyTorchJob"
@@ -30,7 +30,7 @@ class _Loader(yaml.SafeLoader):
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """One PyTorchJob that was found valid, and the documents that stood beside it."""
+    """One job that was found valid, and the documents that stood beside it."""
 
     job: LocalJob
     warnings: tuple[str, ...]
@@ -38,31 +38,35 @@ class Manifest:
 
 
 def load(path: str, name: str | None = None, *, observe: bool = False) -> Manifest:
-    """Read the PyTorchJob of this name (if there is one only, no name is needed) from a file, or from stdin for `-`.
+    """Read the job of this name (if there is one only, no name is needed) from a file, or from stdin for `-`.
 
     With `observe`, its pods have the observer.
     """
     source = "stdin" if path == "-" else path
     documents = [_without_nulls(document) for document in _documents(path, source, observe)]
-    jobs = [document for document in documents if document.get("kind") == KIND]
+    jobs = [document for document in documents if document.get("kind") in (KIND, trainjob.KIND)]
     names = [_title(job).partition(" ")[2] for job in jobs]
     if not jobs:
         kinds = ", ".join(_title(document) for document in documents) or "nothing"
-        raise Refused(f"{source}: no {KIND} in it, only {kinds}")
+        raise Refused(f"{source}: no {KIND} and no {trainjob.KIND} in it, only {kinds}")
     if name is None and len(jobs) > 1:
-        raise Refused(f"{source}: several PyTorchJobs ({', '.join(names)}): choose one with --name")
+        raise Refused(f"{source}: several jobs ({', '.join(map(_title, jobs))}): choose one with --name")
     if name is not None and names.count(name) != 1:
-        found = "several PyTorchJobs" if name in names else "no PyTorchJob"
+        found = "several jobs" if name in names else "no job"
         raise Refused(f"{source}: {found} of the name {name!r}, only {', '.join(names)}")
     chosen = jobs[names.index(name) if name is not None else 0]
-    warnings = _check(chosen)
-    return Manifest(
-        job=LocalJob.from_manifest(chosen, config=_config(documents)),
-        warnings=tuple(warnings),
-        others=tuple(
-            _title(document) for document in documents if document is not chosen and not _is_mounted(document)
-        ),
-    )
+    used, config = [chosen], _config(documents)
+    if chosen["kind"] == KIND:
+        warnings = _check(chosen)
+        job = LocalJob.from_manifest(chosen, config=config)
+    else:
+        _check_version(chosen, trainjob.API_VERSION)
+        trainjob.check(chosen)
+        if runtime := trainjob.runtime_of(chosen, documents):
+            used.append(runtime)
+        job, warnings = trainjob.local_job(chosen, runtime, config)
+    others = (each for each in documents if not any(each is one for one in used) and not _is_mounted(each))
+    return Manifest(job=job, warnings=tuple(warnings), others=tuple(map(_title, others)))
 
 
 def _documents(path: str, source: str, observe: bool) -> Iterator[dict[str, Any]]:
@@ -89,21 +93,15 @@ def _objects(documents: list[Any], source: str) -> Iterator[dict[str, Any]]:
         if not isinstance(document, dict):
             found = f"{schema.json_type(document)}: {str(document)[:60]!r}"
             raise Refused(f"{source}: not a Kubernetes object, but {found}")
-        if document.get("kind") == "List":
-            yield from _objects(document.get("items") or [], source)
+        if (inner := wrapped.inside(document)) is not None:
+            yield from _objects([*inner], source)
         else:
             yield document
 
 
 def _check(document: dict[str, Any]) -> list[str]:
     """Everything that would be refused on the way into a cluster; returns the warnings."""
-    version = document.get("apiVersion")
-    if version != API_VERSION:
-        raise Refused(f"apiVersion: {version!r} is no version of {KIND}, only {API_VERSION!r} is")
-    metadata = document.get("metadata") or {}
-    if isinstance(metadata, dict) and not metadata.get("name") and isinstance(metadata.get("generateName"), str):
-        suffix = "".join(secrets.choice(string.ascii_lowercase + string.digits) for _ in range(5))
-        document["metadata"] = metadata | {"name": metadata["generateName"] + suffix}
+    _check_version(document, API_VERSION)
     if errors := list(schema.errors(document)):
         raise Refused(f"{_title(document)} is invalid: {'; '.join(errors)}")
     warnings, errors = webhook.validate(document)
@@ -112,6 +110,16 @@ def _check(document: dict[str, Any]) -> list[str]:
     if not document["spec"]["pytorchReplicaSpecs"]:
         raise Refused(f"{_title(document)} has no replicas: spec.pytorchReplicaSpecs is empty")
     return warnings
+
+
+def _check_version(document: dict[str, Any], known: str) -> None:
+    """Raise Refused for another version; make a name where it is to be generated."""
+    if (version := document.get("apiVersion")) != known:
+        raise Refused(f"apiVersion: {version!r} is no version of {document['kind']}, only {known!r} is")
+    metadata = document.get("metadata") or {}
+    if isinstance(metadata, dict) and not metadata.get("name") and isinstance(metadata.get("generateName"), str):
+        suffix = "".join(secrets.choice(string.ascii_lowercase + string.digits) for _ in range(5))
+        document["metadata"] = metadata | {"name": metadata["generateName"] + suffix}
 
 
 def _config(documents: list[dict[str, Any]]) -> dict[tuple[str, str], dict[str, str]]:

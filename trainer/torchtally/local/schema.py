@@ -58,6 +58,33 @@ _JOB: Shape = {
         },
     },
 }
+_TRAIN_JOB: Shape = {
+    "apiVersion": "str",
+    "kind": "str",
+    "metadata": "V1ObjectMeta",
+    "status": "object",
+    "spec": {
+        "runtimeRef": {"apiGroup": "str", "kind": "str", "name": "str"},
+        "trainer": {
+            "image": "str",
+            "command": "List[str]",
+            "args": "List[str]",
+            "env": "List[V1EnvVar]",
+            "numNodes": "int",
+            "numProcPerNode": "object",  # a number or a text
+            "resourcesPerNode": "V1ResourceRequirements",
+        },
+        "initializer": "object",
+        "labels": "Dict[str, str]",
+        "annotations": "Dict[str, str]",
+        "podTemplateOverrides": "List[object]",
+        "runtimePatches": "List[object]",
+        "suspend": "bool",
+        "managedBy": "str",
+        "activeDeadlineSeconds": "int",
+        "ttlSecondsAfterFinished": "int",
+    },
+}
 _OWN: Mapping[str, Shape] = {
     "ReplicaSpec": {"replicas": "int", "restartPolicy": "str", "template": "V1PodTemplateSpec"},
     "RDZVConf": {"key": "str", "value": "str"},
@@ -90,6 +117,23 @@ def errors(job: Mapping[str, Any]) -> Iterator[str]:
     elif isinstance(job["spec"], dict) and "pytorchReplicaSpecs" not in job["spec"]:
         yield "spec.pytorchReplicaSpecs: Required value"
     yield from _errors(job, _JOB, "")
+
+
+def train_job_errors(job: Mapping[str, Any]) -> Iterator[str]:
+    """What the API server would say of this TrainJob."""
+    found = [*_errors(job, _TRAIN_JOB, "")]
+    yield from found
+    for path in () if found else (("metadata", "name"), ("spec", "runtimeRef", "name")):
+        value: Any = job
+        for name in path:
+            value = value.get(name) or {}
+        if not value:
+            yield f"{'.'.join(path)}: Required value"
+
+
+def template_errors(template: Any) -> Iterator[str]:
+    """What it would say of a pod template."""
+    return _errors(template, "V1PodTemplateSpec", "template")
 
 
 def json_type(value: Any) -> str:

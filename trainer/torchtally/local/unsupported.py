@@ -7,7 +7,6 @@ from typing import Any
 from torchtally.inject import observer
 from torchtally.local import environment, machine
 from torchtally.local.job import LocalJob, Pod
-from torchtally.local.webhook import CONTAINER
 
 # Fields that matter to a cluster alone and do not change what a pod computes.
 _IMMATERIAL = {
@@ -71,7 +70,7 @@ def _of_pod(job: LocalJob, pod: Pod, support: Support) -> Iterator[str]:
     if all(each.get("command") == ["true"] for each in pod.spec.get("initContainers") or []):
         known.add("initContainers")
     yield from (field for field in pod.spec if field not in known)
-    yield from (f"container {other['name']}" for other in pod.spec["containers"] if other["name"] != CONTAINER)
+    yield from (f"container {other['name']}" for other in pod.spec["containers"] if other is not pod.container)
     yield from (field for field in pod.container if field not in container_known)
     yield from (
         f"volume {volume['name']}" for volume in pod.spec.get("volumes", []) if not _mounts(job, volume, support)

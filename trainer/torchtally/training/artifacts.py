@@ -14,7 +14,7 @@ from torch import nn
 
 from torchtally import events
 from torchtally.accounting.proofs import kept_lines, proof_file
-from torchtally.accounting.proofs.printing import emit
+from torchtally.accounting.proofs.printing import emit_last
 from torchtally.atomic_file import clear, replace
 from torchtally.checkpoints import checkpoint_file
 from torchtally.environment import pod_name
@@ -138,7 +138,7 @@ def is_complete(task: str, chosen: Training, fingerprint: str, output: Path) -> 
     if not whole or proof.predicate.training != facts:
         return False
     log.info(f"run {last['run']} in {output} is complete; another training needs another --output")
-    emit(last)
+    emit_last(last)
     source = events.Source(pod=pod_name(), run=last["run"], attempt=last["attempt"])
     events.emit(events.Complete(model=last["model"], output=str(output)), source)
     return True

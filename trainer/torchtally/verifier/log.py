@@ -9,7 +9,6 @@ from itertools import chain
 from operator import attrgetter
 from typing import Any, TextIO
 
-from torchtally import events
 from torchtally.observed.log import Lines as Observed
 from torchtally.proof import line as tally_line
 from torchtally.proof import run_summary
@@ -19,6 +18,7 @@ from torchtally.proof.rules import short
 from torchtally.proof.run_summary import PhaseSummary, RunSummary
 from torchtally.proof.shard_sizes import ShardSizes, by_fingerprint
 from torchtally.verifier import growth
+from torchtally.verifier.heard import Heard
 from torchtally.verifier.line_groups import Lines
 from torchtally.verifier.outcome import Unsuccessful
 from torchtally.verifier.phrasing import differing
@@ -27,10 +27,6 @@ from torchtally.verifier.wrapped import Unwrapping
 # A prefix counts where a line could have begun: before JSON, or cut off right behind itself.
 _START = re.compile(re.escape(PREFIX) + r"(?=\{|\s*$)")
 _LINEAGE = re.compile(r'"run":\s*"([^"]+)",\s*"attempt":\s*(\d{1,9})(?=,)(?:,\s*"began":\s*(\d{1,15})(?=,))?')
-_BEGUN = re.compile(
-    re.escape(events.PREFIX)
-    + r'\{"v":\d+,"event":"(?:begun|resumed)","time":(\d{1,12}(?:\.\d{1,9})?),[^{}]*?"run":"([^"]+)"'
-)
 _DECODER = json.JSONDecoder()
 _PLACE = attrgetter("run", "attempt", "began", "block")
 _OF_AN_ATTEMPT = ("worlds", "discarded")
@@ -70,8 +66,7 @@ class Log:
         default_factory=lambda: defaultdict(list)
     )  # of runs, as often as printed
     begins: dict[str, int] = field(default_factory=dict)  # of runs, 0 where it is not known; in order of appearance
-    # Of runs, where and when their events first tell that they begin or resume.
-    started: dict[str, tuple[str, int]] = field(default_factory=dict)
+    heard: Heard = field(default_factory=Heard)  # by their events
     complaints: list[Complaint] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     sources: list[str] = field(default_factory=list)
@@ -89,6 +84,7 @@ class Log:
             number += text.endswith("\n")
         for line in unwrapping.rest():
             self.add(line, f"{source}:{number}")
+        self.heard.end_of(source)
 
     def tell(self, sizes: Any) -> None:
         """Add the sizes of a dataset's shard files, which orders name by their fingerprint. Raises ValueError."""
@@ -98,8 +94,7 @@ class Log:
         """Add a line of a log, which is at this place."""
         if self.observed.add(text, where):
             return
-        for begun in _BEGUN.finditer(text):
-            self.started.setdefault(begun[2], (where, round(float(begun[1]) * 1000)))
+        self.heard.add(text, where)
         for found in _found_in(text):
             if isinstance(found, tuple):
                 self.add_tally(*found, where)
@@ -144,6 +139,11 @@ class Log:
             twins.append(summary)
 
     @property
+    def remarks(self) -> list[str]:
+        """The notes, also of logs that begin in the middle."""
+        return [*self.notes, *self.heard.notes]
+
+    @property
     def groups(self) -> list[Lines]:
         """All lines."""
         return [*chain(*self.blocks.values())]
@@ -157,8 +157,13 @@ class Log:
     @property
     def runs(self) -> list[str]:
         """By the time of their begin, and then by appearance."""
-        begins = self.begins | {run: began for run, (_, began) in self.started.items() if run not in self.begins}
+        begins = self.begins | {run: began for run, (_, began) in self.heard.started.items() if run not in self.begins}
         return sorted(begins, key=begins.__getitem__)
+
+
+def is_whole(text: str) -> bool:
+    """Whether a text is a line that can be read."""
+    return bool(found := [*_found_in(text)]) and not any(isinstance(each, Complaint) for each in found)
 
 
 def _differences(one: TallyLine, other: TallyLine) -> Iterator[str]:

@@ -48,7 +48,7 @@ def _of_lines(statement: Statement, log: Log) -> Iterable[Problem]:
     if others := [run for run in log.begins if run != predicate.run]:
         yield Problem(f"the statement is of run {predicate.run}, and it has lines of run {others[0]}")
         return
-    last = _last(statement)
+    last = last_of(statement)
     if last is None:
         yield Problem(f"the run's last line is missing: the last one of {len(predicate.lines)} lines is another")
         return
@@ -63,7 +63,7 @@ def _of_lines(statement: Statement, log: Log) -> Iterable[Problem]:
 
 def _of_verdict(statement: Statement, found: Verdict) -> Iterable[Problem]:
     """What in the statement contradicts the verdict on its lines."""
-    last = _last(statement)
+    last = last_of(statement)
     if found.last is None or last is None or found.last.attempt_began != last.attempt_began:
         yield Problem("the last one of the lines is not the run's last line")
     elif found.outcome is Outcome.PROVED and not statement.predicate.holds:
@@ -72,7 +72,8 @@ def _of_verdict(statement: Statement, found: Verdict) -> Iterable[Problem]:
         )
 
 
-def _last(statement: Statement) -> RunSummary | None:
+def last_of(statement: Statement) -> RunSummary | None:
+    """The last one of its lines, where that is a run's last line."""
     log = Log()
     log.add(statement.predicate.lines[-1], "")
     summaries = [each for of_run in log.lasts.values() for each in of_run]

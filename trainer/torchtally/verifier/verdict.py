@@ -69,7 +69,7 @@ def judge(log: Log, run: str | None = None, expect_per_pod: int | None = None) -
     if not counts:
         problems = [_problem(complaint) for complaint in log.complaints]
         problems = problems or [Problem(f"no tally line in {_sources(log.sources)}", missing=True)]
-        return [Verdict(problems=problems, notes=list(log.notes), job=log.job)]
+        return [Verdict(problems=problems, notes=[*log.remarks, *_hint(log)], job=log.job)]
     if run is None:
         return [_judge(log, each, expect_per_pod) for each in log.runs]
     if run not in log.runs:
@@ -77,14 +77,23 @@ def judge(log: Log, run: str | None = None, expect_per_pod: int | None = None) -
         raise UnknownRun(f"no tally line of run {run}; found: {described}")
     verdict = _judge(log, run, expect_per_pod)
     others = [f"run {name} ({counts[name]} lines) is in the same log and was ignored" for name in counts if name != run]
-    verdict.notes[len(log.notes) : len(log.notes)] = others
+    verdict.notes[len(log.remarks) : len(log.remarks)] = others
     return [verdict]
+
+
+def _hint(log: Log) -> Iterator[str]:
+    """Why there may be no tally line at all."""
+    if not log.complaints and not log.heard.newest:
+        yield (
+            "no rank has recorded samples: the program has no account (docs/guides/own-script.md). `torchtally run` "
+            "observes what the loaders of such a program hand out"
+        )
 
 
 def _judge(log: Log, run: str, expect_per_pod: int | None) -> Verdict:
     if run not in log.begins:  # it can have died in its first epoch
-        lost = Problem(f"no tally line of run {run}, which began at {log.started[run][0]}", missing=True)
-        return Verdict(run, problems=[lost], notes=list(log.notes), job=log.job)
+        lost = Problem(f"no tally line of run {run}, which began at {log.heard.started[run][0]}", missing=True)
+        return Verdict(run, problems=[lost], notes=log.remarks, job=log.job)
     every = [each for each in log.groups if each.first.run == run]
     sizes = log.sizes
     last = lineage.end(log.lasts[run], firsts(every))
@@ -98,7 +107,7 @@ def _judge(log: Log, run: str, expect_per_pod: int | None) -> Verdict:
         faults += _faults_before(log.lasts[run], last, groups, sizes)
     groups, grown = growth.as_planned_at_last(groups, last)
     lines = firsts(groups)
-    verdict = Verdict(run, last=last, groups=groups, notes=[*log.notes, *superseded, *grown], job=log.job)
+    verdict = Verdict(run, last=last, groups=groups, notes=[*log.remarks, *superseded, *grown], job=log.job)
     newest = max((each.attempt_began for each in (*lines, *([last] if last else ()))), default=(0, 0))
     verdict.attempt = newest[0] if lines or last else None
 

@@ -285,6 +285,11 @@ def options_problem(options: Mapping[str, Any]) -> str | None:
 
 def dataset_problem(dataset: Any) -> str | None:
     """Return why account.loader() cannot take a dataset, and what to do about it."""
+    if isinstance(dataset, data.DataLoader):
+        return (
+            f"a {type(dataset).__name__} is no dataset: pass its dataset, and its batch_size and other arguments to "
+            "account.loader()"
+        )
     stream = isinstance(dataset, data.IterableDataset)
     if hasattr(dataset, "__len__") and (hasattr(dataset, "at_indices") or not stream):
         return None
@@ -309,7 +314,10 @@ def checked(taken: Any, batches: Any, where: str) -> Taken:
         raise Refused(f"{where}: {untold(batches.collate_fn, taken)}")
     indices = taken[0] if isinstance(taken, list | tuple) and len(taken) == 2 else None
     if not isinstance(indices, Tensor) or indices.dtype != torch.int64 or indices.ndim != 1:
-        raise Refused(f"{where}: the loader's batches must be pairs of indices and data, as account.loader makes them")
+        raise Refused(
+            f"{where}: the loader's batches must be pairs of indices and data, as account.loader makes them: pass the "
+            "dataset to account.loader(), or let its items be pairs"
+        )
     if problem := wrong_sizes(batches.collate_fn, taken[1], indices.tolist()):
         raise type(problem)(f"{where}: {problem}")
     return Taken(indices.numpy(), taken[1])

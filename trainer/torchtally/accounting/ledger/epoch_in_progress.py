@@ -259,7 +259,8 @@ class EpochInProgress:
     @property
     def left(self) -> str:
         """Why samples are lost, for a sentence."""
-        if self.weighed and self.handed < self.total:
+        uncommitted = self.handed - self.counted
+        if self.handed < self.total and (self.weighed or (self.trains and uncommitted <= 1)):
             return f": the loop left the epoch in step {self.handed} of {self.total}"
         if self.weighed and self._pending:
             lost = self.handed - self.counted - len(self._skipped)

@@ -221,7 +221,10 @@ class Gradients:
         if not waiting and self._last:
             return self._last
         if not waiting:
-            raise Refused("weigh() must come after the loop has received a batch of a phase that trains")
+            raise Refused(
+                "weigh() must come after the loop has received a batch of a phase that trains: iterate over what "
+                "account.loader() or account.batches() has returned, and not over another DataLoader"
+            )
         if len(waiting) == 1:
             return (waiting[0],)
         waiting = [each for each in waiting if each.share] or waiting[-1:]

@@ -1,13 +1,14 @@
 """The program's own sampler, which is asked once for each epoch."""
 
 import operator
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 from torch.utils import data
 
 from torchtally.accounting.order import randomness
+from torchtally.accounting.order.sampler import Sampler
 from torchtally.errors import Refused, whole
 from torchtally.proof.permutation import Indices
 
@@ -74,6 +75,11 @@ def batches_of(sampler: Any, batch_sampler: Any, batch_size: int | None, drop_la
     for name, each, what in (("sampler", sampler, "indices"), ("batch_sampler", batch_sampler, "lists of indices")):
         if each is not None and not isinstance(each, Iterable):
             raise Refused(f"{name}={each!r} must yield {what}")
+        if any(isinstance(inside, Sampler) for inside in _within(each)):
+            raise Refused(
+                f"account.loader(): {name} must be of your own, and has what account.sampler() returned: leave it out, "
+                "as account.loader() makes that itself"
+            )
     if batch_sampler is None:
         return data.BatchSampler(sampler, whole("batch_size", batch_size), drop_last)
     if batch_size is not None:
@@ -82,6 +88,22 @@ def batches_of(sampler: Any, batch_sampler: Any, batch_size: int | None, drop_la
         raise Refused("drop_last=True must be left out, as batch_sampler makes the batches")
     batches: Iterable[list[int]] = batch_sampler
     return batches
+
+
+def of_another_sampler(phase: object, n: object, others: Mapping[str, Any]) -> str:
+    """The sentence on arguments of `Account.sampler` that are in the form of another sampler's."""
+    given = {**others, **({} if type(phase) is str else {"phase": phase}), **({} if type(n) is int else {"n": n})}
+    name, value = next(iter(given.items()))
+    wrong = f"{name}={value!r}" if isinstance(value, int | str | None) else f"a {type(value).__name__} as {name}"
+    return (
+        f"account.sampler() does not take {wrong}: it takes a phase and its number of samples, such as "
+        'account.sampler("train", len(dataset), batch_size=32), and the account knows ranks and seed'
+    )
+
+
+def batch_size_problem(batch_size: object) -> str:
+    """The sentence on a wrong one."""
+    return f"batch_size={batch_size!r} must be a whole number from 1"
 
 
 def _within(sampler: Any) -> list[Any]:

@@ -12,6 +12,7 @@ import numpy as np
 
 from torchtally import standard_output
 from torchtally.accounting.ledger.tally import Tally
+from torchtally.pod import termination_message
 from torchtally.proof import line as lines
 from torchtally.proof.digest import Digest
 from torchtally.proof.line import NAMED, Rank, TallyLine
@@ -66,6 +67,12 @@ def line_of(
 def emit(line: Mapping[str, Any]) -> None:
     """Print a tally line."""
     standard_output.write(lines.to_text(line))
+
+
+def emit_last(line: Mapping[str, Any]) -> None:
+    """Print the last line of a run, which the pod's termination message keeps as well."""
+    emit(line)
+    termination_message.keep(lines.to_text(line))
 
 
 def _samples(wrong: Wrong) -> int:

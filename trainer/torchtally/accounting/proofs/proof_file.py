@@ -8,6 +8,7 @@ from typing import Any
 from torchtally.atomic_file import clear, replace
 from torchtally.environment import variable
 from torchtally.errors import Refused
+from torchtally.log import log
 from torchtally.proof import statement, table
 from torchtally.proof.line import to_text
 from torchtally.proof.statement import Predicate, Statement
@@ -76,3 +77,18 @@ def write_of(path: Path, files: Sequence[Path], lines: Iterable[Mapping[str, Any
         write(path, subjects, lines, last)
     except OSError as error:
         raise Refused(f"write_proof() cannot write {path}: {error.strerror}") from None
+
+
+def write_beside(record: Path | None, lines: Iterable[Mapping[str, Any]], last: Mapping[str, Any]) -> None:
+    """Write the proof of a run that names no files: its subject is the run's record, beside which it stands.
+
+    A failure is a warning, because the last line is the proof.
+    """
+    if record is None:
+        return
+    path = record.with_name(record.name.replace(record.stem.partition("-")[0], Path(NAME).stem, 1))
+    try:
+        clear(path.parent, [path.name])
+        write(path, {record.name: statement.sha256_of(record)[1]}, lines, last)
+    except OSError as error:
+        log.warning(f"the proof of the run cannot be written to {path}: {error}; its lines in the log are the proof")

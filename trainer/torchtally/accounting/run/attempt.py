@@ -18,6 +18,7 @@ from torchtally.accounting.data.fingerprint import is_unknown
 from torchtally.accounting.ledger.membership import Membership
 from torchtally.accounting.ledger.state import State
 from torchtally.accounting.ledger.tally import Run
+from torchtally.accounting.proofs import kept_lines, proof_file
 from torchtally.accounting.run import restart
 from torchtally.accounting.run.restart import Record
 from torchtally.distributed import preflight
@@ -219,6 +220,11 @@ class Attempt:
             model, output = made or (None, None)
             events.emit(events.Complete(model=model, output=output), self.run.source)
             self._write(complete=True)
+
+    def archive(self, last: Mapping[str, Any]) -> None:
+        """Write the proof of the run, which has this last line, beside its record: logs are lost with their pods."""
+        if self.prints:
+            proof_file.write_beside(self._path, kept_lines.lines(self.run.run), last)
 
     def close(self) -> None:
         """End this start."""

@@ -19,7 +19,7 @@ from torchtally.accounting.ledger.epoch_in_progress import EpochInProgress
 from torchtally.accounting.ledger.gradients import Gradients
 from torchtally.accounting.ledger.handed import Handed
 from torchtally.accounting.order import randomness
-from torchtally.accounting.proofs.printing import emit
+from torchtally.accounting.proofs.printing import emit_last
 from torchtally.accounting.proofs.proving import enforce, prove
 from torchtally.accounting.reporting.meeting import Meeting
 from torchtally.accounting.reporting.pace import Pace
@@ -404,7 +404,7 @@ class Counting:
                     "batches whose gradients the loop has put there itself"
                 )
         if self._attempt.prints and last:
-            emit(last)
+            emit_last(last)
         if self._reports and last:
             self._reports.complete(last)
         return last

@@ -406,6 +406,11 @@ class Phases:
                 f"{phase}: the DataLoader must be what account.loader returned, and not a copy: do not prepare it, and "
                 "do not skip batches of it"
             )
+        if type(getattr(batches, "batch_sampler", None)).__name__ == "BatchSamplerShard":  # of Accelerate
+            return (
+                f"{phase}: Accelerate's prepare() has divided the batches of this rank over the ranks once more: do "
+                "not prepare the DataLoader of an account"
+            )
         # An empty batch is cut from another sample's batch; a stream has only the samples of its own indices.
         source = getattr(batches, "dataset", None)
         able = isinstance(source, step_loader.ByStep) or (isinstance(source, step_loader.StreamByStep) and len(sampler))

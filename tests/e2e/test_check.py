@@ -1,0 +1,26 @@
+"""`torchtally check` in a real cluster: what it finds, and that it leaves nothing behind."""
+
+import json
+import sys
+
+from cluster import Namespace, run
+
+CHECK = (sys.executable, "-m", "torchtally.cli", "check", "--json")
+
+
+def found(namespace: str) -> dict[str, dict[str, str]]:
+    said = run(*CHECK, "-n", namespace, check=False).stdout
+    return {each["check"]: each for each in map(json.loads, said.splitlines())}
+
+
+def test_a_namespace_before_and_after_it_is_restricted(namespace: Namespace) -> None:
+    before = found(namespace.name)
+    for check in ("cluster", "operator", "rights", "storage", "quota", "admission"):
+        assert before[check]["level"] == "good", before[check]
+    assert "init-container" not in before
+    run("kubectl", "label", "namespace", namespace.name, "pod-security.kubernetes.io/enforce=restricted")
+    run("kubectl", "create", "quota", "none", "-n", namespace.name, "--hard=pods=0")
+    after = found(namespace.name)
+    assert (after["init-container"]["level"], after["quota"]["level"]) == ("warning", "bad")
+    left = run("kubectl", "get", "pytorchjobs,pods", "-n", namespace.name, "--output=name").stdout
+    assert left == ""
