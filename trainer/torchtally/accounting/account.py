@@ -107,6 +107,7 @@ class Account(Lifetime):
         Raises:
             Refused: An argument is not valid.
         """
+        n = as_int(n)
         with self._counting.final:
             if others or type(phase) is not str or type(n) is not int:
                 raise Refused(of_another_sampler(phase, n, others))

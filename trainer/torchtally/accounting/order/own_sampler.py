@@ -101,11 +101,6 @@ def of_another_sampler(phase: object, n: object, others: Mapping[str, Any]) -> s
     )
 
 
-def batch_size_problem(batch_size: object) -> str:
-    """The sentence on a wrong one."""
-    return f"batch_size={batch_size!r} must be a whole number from 1"
-
-
 def _within(sampler: Any) -> list[Any]:
     """A sampler and those in it, by the names that torch gives them."""
     known: list[Any] = [sampler]
