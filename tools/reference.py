@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Writes the parts of docs/ that have a source in the code: options, events, and the Python API. `make docs` runs it.
+"""Writes the parts of docs/ that have a source in the code: options, events, and the Python API; `make docs` runs it.
 
 A part stands between `<!-- tools/reference.py: NAME -->` and `<!-- end -->` in its page.
 """
@@ -144,16 +144,17 @@ def kinds() -> str:
 
 
 def described(docstring: str, indent: str = "") -> str:
-    """A docstring in Google's style as Markdown: paragraphs, and a list of its arguments and exceptions."""
+    """A docstring in Google's style as Markdown: paragraphs, and a list of its arguments."""
     text, *sections = re.split(r"\n(Args|Returns|Yields|Raises|Examples?):\n", "\n" + inspect.cleandoc(docstring))
     parts = [paragraphs(text)]
     for heading, body in zip(sections[::2], sections[1::2], strict=True):
         body = inspect.cleandoc("\n" + body)
-        if heading in ("Args", "Raises"):
-            lead = "Raises " if heading == "Raises" else ""
+        if heading == "Raises":  # errors are what the page of exit codes describes
+            continue
+        if heading == "Args":
             entries = re.findall(r"^(\S.*?): (.*(?:\n +.*)*)", body, re.MULTILINE)
-            listed = [f"{indent}- {lead}`{name}`: {' '.join(what.split())}" for name, what in entries]
-            parts[-1] += ("\n" if indent or parts[-1].startswith("- ") else "\n\n") + "\n".join(listed)
+            listed = [f"{indent}- `{name}`: {' '.join(what.split())}" for name, what in entries]
+            parts[-1] += ("\n" if indent else "\n\n") + "\n".join(listed)
         else:
             parts.append(paragraphs(body if heading.startswith("Example") else f"{heading} {body}"))
     return (" " if indent else "\n\n").join(part for part in parts if part)
@@ -196,11 +197,8 @@ def api() -> str:
             module, _, name = path.rpartition(".")
             found = getattr(importlib.import_module(module), name)
             parts += [f"### {name}"] if name != heading else []
-            called = (
-                f"**`{name}`**"
-                if isinstance(found, type) and issubclass(found, Exception)
-                else f"**`{signature(name, found)}`**"
-            )
+            an_error = isinstance(found, type) and issubclass(found, Exception)
+            called = f"**`{name if an_error else signature(name, found)}`**"
             parts.append(f"{called} of `{module}`: {described(inspect.getdoc(found) or '')}")
             parts += ["\n".join(member(found, name) for name in chosen.split(","))] if chosen else []
     return "\n\n".join(parts) + "\n"
