@@ -142,3 +142,28 @@ def test_links_of_an_included_file_are_relative_to_it(links: ModuleType) -> None
     markdown = "[a](docs/tasks/index.md#results)"
     found, problems = links.rewrite(markdown, ROOT / "README.md", DOCS / "index.md")
     assert (found, problems) == ("[a](tasks/index.md#results)", [])
+
+
+def test_no_link_leads_nowhere(links: ModuleType) -> None:
+    pages = [
+        *DOCS.rglob("*.md"),
+        *(ROOT / "bench").rglob("*.md"),
+        *ROOT.glob("*.md"),
+        ROOT / "charts/torchtally/README.md",
+    ]
+    found = [problem for page in pages for problem in links.rewrite(page.read_text(), page, page)[1]]
+    for page in pages:
+        there = links.anchors(page.read_text())
+        inside = re.findall(r"\]\(#([\w-]+)\)", page.read_text())
+        found += [f"{page.name} has no heading #{anchor}" for anchor in inside if anchor not in there]
+    assert found == []
+
+
+def test_no_page_that_code_names_is_missing(links: ModuleType) -> None:
+    code = [path for room in ("trainer", "charts", "scripts", "tools", "examples") for path in (ROOT / room).rglob("*")]
+    found = []
+    for path in code:
+        if path.suffix in (".py", ".yaml", ".tpl", ".txt", ".gotmpl", ".sh") and ".venv" not in path.parts:
+            for file, anchor in re.findall(r"\b(docs/[\w/.-]+\.(?:md|json|yaml))(?:#([\w-]+))?", path.read_text()):
+                found += [f"{path.name}: {each}" for each in [links.problem(ROOT / file, anchor)] if each]
+    assert found == []
