@@ -180,7 +180,7 @@ examples: .venv/.dev ## render examples/ from the chart
 .PHONY: docs
 docs: .venv/.dev ## generate the chart's README from its values, and the parts of docs/ that have a source in the code
 	@tools/install.py helm-docs
-	KERAS_BACKEND=torch tools/reference.py
+	tools/reference.py
 	$(HELM_DOCS)
 
 .PHONY: schema

@@ -13,11 +13,10 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from torchtally import cli, events
 from torchtally.tasks import OPTIONS
-
-os.environ["COLUMNS"] = "999"  # each option's help on one line
 
 DOCS = Path(__file__).parents[1] / "docs"
 _PART = re.compile(r"(<!-- tools/reference\.py: (.+?) -->\n).*?(<!-- end -->\n)", re.DOTALL)
@@ -70,7 +69,8 @@ API = {
 def help_of(*command: str) -> list[tuple[str, str, str]]:
     """Each option that `torchtally COMMAND --help` lists: with its value, its meaning, and its default."""
     printed = io.StringIO()
-    with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
+    one_line_each = patch.dict(os.environ, {"COLUMNS": "999"})
+    with one_line_each, contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
         cli.main([*command, "--help"])
     options = printed.getvalue().partition("\noptions:\n")[2].partition("\n\n")[0]
     found = []
@@ -91,8 +91,8 @@ def options(command: str) -> str:
     command, _, subcommands = command.partition(":")
     shared: dict[tuple[str, str, str], list[str]] = {}
     for each in subcommands.split(",") if subcommands else [""]:
-        for option in help_of(*command.split(), *each.split()):
-            shared.setdefault(option, []).append(each)
+        for found in help_of(*command.split(), *each.split()):
+            shared.setdefault(found, []).append(each)
     several = "," in subcommands
     of_all = len(subcommands.split(","))
     rows = []
@@ -195,7 +195,8 @@ def api() -> str:
         for each in names:
             path, _, chosen = each.partition(":")
             module, _, name = path.rpartition(".")
-            found = getattr(importlib.import_module(module), name)
+            with patch.dict(os.environ, {"KERAS_BACKEND": "torch"}):
+                found = getattr(importlib.import_module(module), name)
             parts += [f"### {name}"] if name != heading else []
             an_error = isinstance(found, type) and issubclass(found, Exception)
             called = f"**`{name if an_error else signature(name, found)}`**"

@@ -46,8 +46,8 @@ def loaded(path: Path) -> ModuleType:
 def changed(before: str, after: str) -> list[str]:
     """The lines that differ between two examples, apart from their indentation."""
     texts = ((ROOT / "examples" / name).read_text() for name in (before, after))
-    lines = ([line.strip() for line in text.splitlines() if line.strip()] for text in texts)
-    marked = difflib.unified_diff(*lines, lineterm="", n=0)
+    first, second = ([line.strip() for line in text.splitlines() if line.strip()] for text in texts)
+    marked = difflib.unified_diff(first, second, lineterm="", n=0)
     return [line for line in marked if line.startswith(("+", "-")) and not line.startswith(("+++", "---"))]
 
 
@@ -139,9 +139,9 @@ def test_a_broken_link_is_a_problem(links: ModuleType, link: str, problem: str) 
 
 
 def test_links_of_an_included_file_are_relative_to_it(links: ModuleType) -> None:
-    markdown = "[a](docs/tasks/index.md#results)"
+    markdown = "[a](docs/tasks/index.md#mnist-cnn)"
     found, problems = links.rewrite(markdown, ROOT / "README.md", DOCS / "index.md")
-    assert (found, problems) == ("[a](tasks/index.md#results)", [])
+    assert (found, problems) == ("[a](tasks/index.md#mnist-cnn)", [])
 
 
 def test_no_link_leads_nowhere(links: ModuleType) -> None:
