@@ -174,7 +174,8 @@ def signature(name: str, found: Any) -> str:
         if each.kind is each.KEYWORD_ONLY and not any(known.startswith("*") for known in parameters):
             parameters.append("*")
         stars = "*" if each.kind is each.VAR_POSITIONAL else "**" if each.kind is each.VAR_KEYWORD else ""
-        default = "" if each.default is each.empty else f"={'…' if callable(each.default) else repr(each.default)}"
+        plain = each.default is None or isinstance(each.default, bool | int | float | str | tuple)
+        default = "" if each.default is each.empty else f"={each.default!r}" if plain else "=…"
         parameters.append(f"{stars}{each.name}{default}")
     return f"{name}({', '.join(parameters)})"
 

@@ -162,7 +162,7 @@ def quoted() -> Iterator[tuple[str, str]]:
     """Messages that pages quote from a log, each with the values in it."""
     for each in sorted(DOCS.rglob("*.md")):
         for line in re.findall(r"^(?:\[\S+\] )?torchtally: (.*)$", each.read_text(), re.MULTILINE):
-            yield line, r"\S*[\d/…]\S*|\branks\b|\brpc\b|\bvm\b"
+            yield line, r"\S*[\d/…]\S*|\branks\b|\brpc\b"
 
 
 def messages() -> Iterator[tuple[str, str]]:
