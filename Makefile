@@ -162,7 +162,7 @@ lock: .venv/.dev ## update trainer/uv.lock and the image's requirements after a 
 	tools/lock.sh
 
 .PHONY: audit
-audit: ## check the locked packages, and those in an IMAGE=, for known vulnerabilities (OSV_DB=: see docs/contributing/audit.md)
+audit: ## check the locked packages, and those in an IMAGE=, for known vulnerabilities (OSV_DB=: see docs/contributing/testing.md)
 	@tools/install.py osv-scanner
 	@tools/audit.py $(if $(IMAGE),--image $(IMAGE)) $(if $(OSV_DB),--database $(OSV_DB))
 
@@ -178,8 +178,9 @@ examples: .venv/.dev ## render examples/ from the chart
 	helm template demo $(CHART) --skip-tests >examples/fashion-mnist-gpu.yaml
 
 .PHONY: docs
-docs: ## generate the chart's README from its values
+docs: .venv/.dev ## generate the chart's README from its values, and the parts of docs/ that have a source in the code
 	@tools/install.py helm-docs
+	tools/reference.py
 	$(HELM_DOCS)
 
 .PHONY: schema

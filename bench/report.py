@@ -6,7 +6,7 @@ from pathlib import Path
 from bench import goals, results
 from bench.results import Results
 
-PAGE = Path("docs/benchmarks.md")
+PAGE = Path("bench/results/goals.md")
 _BEGIN, _END = "<!-- python -m bench.report writes this: -->\n", "<!-- until here -->\n"
 
 

@@ -1,26 +1,20 @@
 """The documentation's site, by Sphinx: `make docs-site` writes it to build/docs."""
 
-import os
 import sys
 import tomllib
 from pathlib import Path
 
-os.environ["KERAS_BACKEND"] = "torch"  # autodoc imports Keras' adapter
 DOCS = Path(__file__).parent
 sys.path.append(str(DOCS / "_extensions"))
 
 project = "torchtally"
 release = version = tomllib.loads((DOCS.parent / "trainer/pyproject.toml").read_text())["project"]["version"]
 
-extensions = ["myst_parser", "repository_links", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
+extensions = ["myst_parser", "repository_links", "sphinx_copybutton"]
 exclude_patterns = ["_extensions", "_static"]
-default_role = "code"  # docstrings mark code as Markdown does
 
 myst_heading_anchors = 4  # GitHub's, so that a link works in both places
 myst_enable_extensions = ["colon_fence"]
-
-autodoc_member_order = "bysource"
-autodoc_typehints = "signature"
 
 html_theme = "furo"
 html_title = "torchtally"

@@ -1,4 +1,4 @@
-"""A loop with Accelerate and a proof. Killed with signal 9, it goes on at the sample where its weights stand.
+"""A loop with Accelerate and a proof. Killed with signal 9, it resumes at the sample where its weights stand.
 
 torchtally run -- python examples/accelerate_loop.py       on this machine, or as the command of a PyTorchJob
 

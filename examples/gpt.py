@@ -3,7 +3,7 @@
 torchtally run -- python examples/gpt.py                    on this machine, or as the command of a PyTorchJob
 torchtally run -- python examples/gpt.py --text my.txt      on your own text
 
-Kill it at any moment and start it again, with any number of ranks: it goes on at the very sample where its weights are.
+Kill it at any moment and start it again, with any number of ranks: it resumes at the sample where its weights are.
 The lines that mention `account` or `checkpoints` are all that it takes.
 """
 

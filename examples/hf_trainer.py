@@ -1,4 +1,4 @@
-"""Hugging Face's Trainer with a proof. Killed with signal 9, it goes on at the sample where its weights stand.
+"""Hugging Face's Trainer with a proof. Killed with signal 9, it resumes at the sample where its weights stand.
 
 torchtally run -- python examples/hf_trainer.py       on this machine, or as the command of a PyTorchJob
 

@@ -1,4 +1,4 @@
-"""Lightning's Trainer under DDP with a proof. Killed with signal 9, it goes on at the sample where its weights stand.
+"""Lightning's Trainer under DDP with a proof. Killed with signal 9, it resumes at the sample where its weights stand.
 
 torchtally run -- python examples/lightning_fit.py       on this machine, or as the command of a PyTorchJob
 

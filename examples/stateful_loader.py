@@ -1,4 +1,4 @@
-"""A script with a checkpoint of its own, and a proof. Killed with signal 9, it goes on at the sample of its weights.
+"""A script with a checkpoint of its own, and a proof. Killed with signal 9, it resumes at the sample of its weights.
 
 torchtally run -- python examples/stateful_loader.py       on this machine, or as the command of a PyTorchJob
 

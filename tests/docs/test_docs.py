@@ -31,46 +31,38 @@ def tasks() -> list[str]:
     return re.split(r",\s+", names)
 
 
-def options_of(usage: str) -> dict[str, str | None]:
-    """Options, with their defaults, in the text that `--help` prints."""
-    found = {}
-    _, *parts = re.split(r"^  (?=-)", usage, flags=re.MULTILINE)
-    for part in parts:
-        [name] = re.findall(r"^(?:-\w.*?, )?(--[\w-]+)", part)
-        default = re.search(r"\(default:?\s+([\w.]+)", part)
-        found[name] = default[1] if default else None
-    return {name: default for name, default in found.items() if name not in ("--help", "--version")}
-
-
-def options_in(page: str) -> dict[str, str]:
-    """Options in the tables of a page, with their last column."""
-    rows = re.findall(r"^\| `(?:-\w [A-Z]+`, `)?(--[\w-]+).*\| (.*) \|$", page, re.MULTILINE)
-    return {name: last.strip("`") for name, last in rows}
-
-
 def section(page: Path, heading: str) -> str:
     return page.read_text().partition(f"\n{heading}\n")[2].partition("\n#")[0]
 
 
-def same(documented: str, actual: str) -> bool:
-    try:
-        return float(documented) == float(actual)
-    except ValueError:
-        return documented.startswith(actual) or not re.fullmatch(r"[\w.]+", documented)
+def loaded(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
-@pytest.mark.parametrize("page", [ROOT / "README.md", DOCS / "guides/own-script.md"], ids=lambda page: page.name)
-def test_the_diff_of_a_script_is_that_of_the_examples(page: Path) -> None:
-    ordinary, own = ((ROOT / "examples" / name).read_text() for name in ("without/own_script.py", "own_script.py"))
-    before, after = ([line.strip() for line in text.splitlines() if line.strip()] for text in (ordinary, own))
-    changed = [
-        line
-        for line in difflib.unified_diff(before, after, lineterm="", n=0)
-        if line.startswith(("+", "-")) and not line.startswith(("+++", "---"))
-    ]
-    [shown] = re.findall(r"```diff\n(.*?)```", page.read_text(), re.DOTALL)
+def changed(before: str, after: str) -> list[str]:
+    """The lines that differ between two examples, apart from their indentation."""
+    texts = ((ROOT / "examples" / name).read_text() for name in (before, after))
+    first, second = ([line.strip() for line in text.splitlines() if line.strip()] for text in texts)
+    marked = difflib.unified_diff(first, second, lineterm="", n=0)
+    return [line for line in marked if line.startswith(("+", "-")) and not line.startswith(("+++", "---"))]
+
+
+def test_the_mend_of_the_tutorial_is_all_that_differs() -> None:
+    [shown] = re.findall(r"```diff\n(.*?)```", (DOCS / "tutorials/lost-sample.md").read_text(), re.DOTALL)
+    mended = [line[0] + line[1:].strip() for line in shown.splitlines()]
+    docstring, *code = changed("broken/own_script.py", "without/own_script.py")
+    assert docstring.startswith('-"""') and [line for line in code if '"""' not in line] == mended
+
+
+def test_the_diff_of_a_script_is_that_of_the_examples() -> None:
+    own = (ROOT / "examples/own_script.py").read_text()
+    [shown] = re.findall(r"```diff\n(.*?)```", (DOCS / "guides/own-script.md").read_text(), re.DOTALL)
     marked = [line for line in shown.splitlines() if line.startswith(("+", "-"))]
-    assert [line[0] + line[1:].strip() for line in marked] == changed
+    assert [line[0] + line[1:].strip() for line in marked] == changed("without/own_script.py", "own_script.py")
     assert [line for line in marked if line[0] == "+" and line[1:] not in own.splitlines()] == []
 
 
@@ -81,48 +73,34 @@ def test_the_diff_of_a_script_is_that_of_the_examples(page: Path) -> None:
 def test_the_diff_of_a_library_is_that_of_its_example(heading: str, script: str) -> None:
     marked = resumes.difference(f"{script}.py")
     [shown] = re.findall(r"```diff\n(.*?)```", section(DOCS / "guides/libraries.md", f"## {heading}"), re.DOTALL)
-    changed = [line for line in shown.splitlines() if line.startswith(("+", "-"))]
-    assert [line[0] + line[1:].strip() for line in changed] == [line for line in marked if line[0] in "+-"]
+    lines = [line for line in shown.splitlines() if line.startswith(("+", "-"))]
+    assert [line[0] + line[1:].strip() for line in lines] == [line for line in marked if line[0] in "+-"]
     code = (ROOT / f"examples/{script}.py").read_text()
     same = [line.strip() for line in shown.splitlines() if line and not line.startswith(("+", "-"))]
     assert [line for line in same if "..." not in line and line not in code] == []
 
 
-def test_each_task_has_a_page() -> None:
-    assert sorted(page.stem for page in (DOCS / "tasks").glob("*.md")) == sorted(["index", *tasks()])
+def test_each_task_is_in_the_list_of_tasks() -> None:
+    assert set(re.findall(r"^\| \[([\w-]+)\]\(", (DOCS / "tasks/index.md").read_text(), re.MULTILINE)) == set(tasks())
 
 
-@pytest.mark.parametrize("task", tasks())
-def test_options_of_a_task_are_documented(task: str) -> None:
-    own = options_in((DOCS / f"tasks/{task}.md").read_text())
-    documented = options_in(section(DOCS / "reference/cli.md", "### Options of a training")) | own
-    actual = options_of(torchtally("run", task, "--help"))
-    assert set(own) <= set(actual)
-    assert [name for name in actual if name not in documented] == []
-    wrong = {name: default for name, default in actual.items() if default and not same(documented[name], default)}
-    assert wrong == {}
+@pytest.fixture(scope="module")
+def reference() -> ModuleType:
+    """The tool that writes parts of the pages."""
+    return loaded(ROOT / "tools/reference.py")
 
 
-@pytest.mark.parametrize("script", ["run_local", "verify_shards"])
-def test_options_of_a_script_are_documented(script: str) -> None:
-    documented = options_in(section(DOCS / "reference/cli.md", f"### {script}.py"))
-    actual = options_of(output(f"scripts/{script}.py", "--help"))
-    assert set(documented) == set(actual)
-
-
-def test_options_of_spark_are_documented() -> None:
-    documented = options_in((DOCS / "guides/spark.md").read_text())
-    assert set(documented) == set(options_of(torchtally("spark", "--help")))
+def test_the_parts_of_pages_are_what_the_code_has(reference: ModuleType) -> None:
+    pages = {page: page.read_text() for page in reference.pages()}
+    stale = [page.name for page, text in pages.items() if reference.written(text) != text]
+    assert {page.name for page in pages} >= {"api.md", "cli.md", "events.md"}
+    assert stale == [], "`make docs` writes them"
 
 
 @pytest.fixture(scope="module")
 def links() -> ModuleType:
     """The site's extension that checks links to files of the repository."""
-    spec = importlib.util.spec_from_file_location("repository_links", DOCS / "_extensions/repository_links.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return loaded(DOCS / "_extensions/repository_links.py")
 
 
 @pytest.mark.parametrize(
@@ -161,6 +139,31 @@ def test_a_broken_link_is_a_problem(links: ModuleType, link: str, problem: str) 
 
 
 def test_links_of_an_included_file_are_relative_to_it(links: ModuleType) -> None:
-    markdown = "[a](docs/tasks/index.md#results)"
+    markdown = "[a](docs/tasks/index.md#mnist-cnn)"
     found, problems = links.rewrite(markdown, ROOT / "README.md", DOCS / "index.md")
-    assert (found, problems) == ("[a](tasks/index.md#results)", [])
+    assert (found, problems) == ("[a](tasks/index.md#mnist-cnn)", [])
+
+
+def test_no_link_leads_nowhere(links: ModuleType) -> None:
+    pages = [
+        *DOCS.rglob("*.md"),
+        *(ROOT / "bench").rglob("*.md"),
+        *ROOT.glob("*.md"),
+        ROOT / "charts/torchtally/README.md",
+    ]
+    found = [problem for page in pages for problem in links.rewrite(page.read_text(), page, page)[1]]
+    for page in pages:
+        there = links.anchors(page.read_text())
+        inside = re.findall(r"\]\(#([\w-]+)\)", page.read_text())
+        found += [f"{page.name} has no heading #{anchor}" for anchor in inside if anchor not in there]
+    assert found == []
+
+
+def test_no_page_that_code_names_is_missing(links: ModuleType) -> None:
+    code = [path for room in ("trainer", "charts", "scripts", "tools", "examples") for path in (ROOT / room).rglob("*")]
+    found = []
+    for path in code:
+        if path.suffix in (".py", ".yaml", ".tpl", ".txt", ".gotmpl", ".sh") and ".venv" not in path.parts:
+            for file, anchor in re.findall(r"\b(docs/[\w/.-]+\.(?:md|json|yaml))(?:#([\w-]+))?", path.read_text()):
+                found += [f"{path.name}: {each}" for each in [links.problem(ROOT / file, anchor)] if each]
+    assert found == []

@@ -2,6 +2,7 @@
 
 import json
 import os
+import platform
 import re
 import subprocess
 import sys
@@ -81,7 +82,7 @@ else:
                 assert [int(line) for line in batch.data] == batch.indices.tolist()
 dist.destroy_process_group()
 """
-LOOPS = blocks("own-loop", "mixtures")
+LOOPS = blocks("own-loop", "loop-cases", "mixtures")
 
 
 @pytest.mark.parametrize("block", LOOPS, ids=range(len(LOOPS)))
@@ -121,7 +122,31 @@ with Account(task="guide", plan={{f"block {{number}}": 1 for number in range(len
 
 
 def test_shard_files_are_read_and_proved(tmp_path: Path) -> None:
-    # A folder in place of the bucket.
-    found = [block.replace("s3://bucket/", "").replace("/cache/", f"{tmp_path}/cache/") for block in blocks("streams")]
+    # A folder in place of the bucket. The block with an account shows its order alone.
+    found = [block for block in blocks("streams") if "with Account" not in block]
+    found = [block.replace("s3://bucket/", "").replace("/cache/", f"{tmp_path}/cache/") for block in found]
     said = printed(tmp_path, OF_SHARD_FILES, json.dumps(found), ranks=1)
     assert said.count("✓ every sample exactly once") == len(found) == 6
+
+
+def test_the_tutorial_and_the_readme_show_what_their_runs_print(tmp_path: Path) -> None:
+    def said(script: Path) -> str:
+        command = [sys.executable, "-m", "torchtally.cli", "run", str(script)]
+        variables = {
+            "PET_NPROC_PER_NODE": "2",
+            "OMP_NUM_THREADS": "1",
+            "TORCHTALLY_OUTPUT": str(tmp_path / script.stem),
+        }
+        ended = subprocess.run(command, env=os.environ | variables, capture_output=True, text=True, timeout=240)
+        assert ended.returncode == 0, ended.stderr
+        return " ".join((ended.stdout + ended.stderr).replace(platform.node(), "vm").split())
+
+    broken = ROOT / "examples/broken/own_script.py"
+    mended = tmp_path / "own_script.py"
+    mended.write_text(broken.read_text().replace(", seed=dist.get_rank()", ""))
+    printed = " ".join(map(said, (broken, mended, ROOT / "examples/own_script.py")))
+    pages = "\n".join((ROOT / name).read_text() for name in ("README.md", "docs/tutorials/lost-sample.md"))
+    rows = re.findall(r"^(?:train |phase |own_script\.py:|[✓✗] (?:observed|own_script)).*$", pages, re.MULTILINE)
+    assert len(rows) > 15
+    parts = [" ".join(part.split()) for row in rows for part in row.split("…")]
+    assert [part for part in parts if part not in printed] == []

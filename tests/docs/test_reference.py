@@ -80,27 +80,8 @@ def test_the_example_of_a_last_line_proves_its_run_alone() -> None:
     assert all(sorted(code(of_phases)[1:]) == sorted(phase) for phase in written["phases"].values())
 
 
-def rows_of(properties: dict[str, dict]) -> list[str]:
-    """Fields of the events' schema as a table has them."""
-    rows = []
-    for name, field in properties.items():
-        kinds = field.get("type", "string" if "enum" in field else "integer")
-        kinds = kinds if isinstance(kinds, str) else " or ".join(kinds)
-        rows.append(f"| `{name}` | {kinds} | {field['description']} |")
-    return rows
-
-
-def test_each_event_is_documented() -> None:
-    schema = events.schema()
-    name = "reference/events.md"
-    assert re.findall(r"^\| `.*", page(name, "## Fields of all events"), re.MULTILINE) == rows_of(schema["properties"])
-    for kind in schema["oneOf"]:
-        event = kind["properties"].pop("event")["const"]
-        section = page(name, f"### {event}")
-        assert kind["description"] in section
-        assert re.findall(r"^\| `.*", section, re.MULTILINE) == rows_of(kind["properties"])
-    assert re.findall(r"^### (\w+)$", page(name), re.MULTILINE) == list(events.KINDS)
-    (example,) = re.findall(r"^TORCHTALLY-EVENT .*$", page(name), re.MULTILINE)
+def test_the_example_of_an_event_is_one() -> None:
+    (example,) = re.findall(r"^TORCHTALLY-EVENT .*$", page("reference/events.md"), re.MULTILINE)
     assert events.read(example)
 
 
@@ -142,8 +123,11 @@ def test_each_variable_of_torchtally_is_documented() -> None:
     assert sorted(documented) == sorted(read)
 
 
+FAULTS = "../bench/results/faults.md"
+
+
 def faults(heading: str) -> set[tuple[str, str]]:
-    rows = re.findall(r"^\| (.*?) \| (OnFailure|ExitCode) \|", page("operations/faults.md", heading), re.MULTILINE)
+    rows = re.findall(r"^\| (.*?) \| (OnFailure|ExitCode) \|", page(FAULTS, heading), re.MULTILINE)
     return set(rows)
 
 
@@ -163,7 +147,7 @@ def test_the_faults_on_one_machine_are_those_of_its_tests(monkeypatch: pytest.Mo
     assert {(case.name, case.policy) for case in cases} <= documented
     some = sum(not case.nightly for case in cases)
     said = f"`make test` runs {some} of the {len(documented)} rows"
-    assert said in " ".join(page("operations/faults.md", "## On one machine").split())
+    assert said in " ".join(page(FAULTS, "## On one machine").split())
 
 
 def said() -> str:
@@ -184,7 +168,7 @@ def quoted() -> Iterator[tuple[str, str]]:
 def messages() -> Iterator[tuple[str, str]]:
     of_others = {"Bus error", "terminate called without an active exception", "field is immutable"}
     of_others |= {f'cannot get resource "{kind}"' for kind in ("roles", "pytorchjobs")}
-    for cell in first_cells(page("operations/troubleshooting.md")):
+    for cell in first_cells(page("guides/job-failed.md")):
         for each in code(cell):
             if re.search(r"[a-z] [a-z]", each) and each not in of_others and not each.startswith(("helm ", "kubectl ")):
                 yield each, r"\d+|\([A-Z]+\)|demo-[\w-]+|PyTorchJob"

@@ -62,7 +62,7 @@ def test_a_host_name_without_an_address_is_bad(
     monkeypatch.setattr(socket, "getaddrinfo", fails)
     assert check.main([]) == 1
     said = capsys.readouterr().out
-    assert "✗ network: the host name" in said and "troubleshooting.md#check-network" in said
+    assert "✗ network: the host name" in said and "check.md#check-network" in said
 
 
 def test_no_cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -78,9 +78,9 @@ def test_a_quota_that_is_used_up_is_bad() -> None:
     assert full.level is Level.BAD and "requests.cpu 4000m of 4" in full.text and "pods" not in full.text
 
 
-def test_each_check_has_its_section_in_troubleshooting() -> None:
+def test_each_check_has_its_section_in_the_reference() -> None:
     text = "".join(path.read_text() for path in (ROOT / "trainer/torchtally/checks").glob("*.py"))
     text += (ROOT / "trainer/torchtally/commands/check.py").read_text()
     checks = set(re.findall(r'(?:good|bad|warning)\)?\(\s*"([a-z-]+)"', text)) | {"rights"}
-    sections = re.findall(r"^### Check: (.+)$", (ROOT / "docs/operations/troubleshooting.md").read_text(), re.MULTILINE)
+    sections = re.findall(r"^## Check: (.+)$", (ROOT / "docs/reference/check.md").read_text(), re.MULTILINE)
     assert checks == set(sections)

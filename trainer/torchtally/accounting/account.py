@@ -29,7 +29,7 @@ from torchtally.checkpoints.checkpoints import Checkpoints
 from torchtally.checkpoints.objects import Objects
 from torchtally.checkpoints.of_rank_0 import CheckpointsOfRank0
 from torchtally.checkpoints.rounds import Rounds
-from torchtally.errors import Ending, Refused
+from torchtally.errors import Ending, Refused, as_int
 from torchtally.pod import failure
 from torchtally.proof.contract import Contract
 

@@ -1,6 +1,6 @@
 """What `torchtally check` looks at before a training: this machine, a cluster, and two steps of a script.
 
-finding    what a check has found, and where troubleshooting is about it
+finding    what a check has found, and where the reference is about it
 machine    the package, and the network
 training   PyTorch and its GPUs: imported only where PyTorch is
 cluster    operators, rights, storage, quota, and the admission of pods, by requests that change nothing

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
-_PAGE = "https://github.com/torchtally/torchtally/blob/main/docs/operations/troubleshooting.md"
+_PAGE = "https://github.com/torchtally/torchtally/blob/main/docs/reference/check.md"
 
 
 class Level(StrEnum):
@@ -22,7 +22,7 @@ class Finding:
 
     @property
     def link(self) -> str:
-        """The section of troubleshooting that is about it."""
+        """The section of the reference that is about it."""
         return f"{_PAGE}#check-{self.check}"
 
 
