@@ -22,7 +22,7 @@ SCHEMA = json.loads((CHART / "values.schema.json").read_text())
 DEFAULTS = yaml.safe_load((CHART / "values.yaml").read_text())
 
 # What is no plain string: a name of objects, templates, what other charts read, and what the chart sets itself.
-NOT_PLAIN = {"jobName", "model.subPath", "extraObjects", "global", "enabled", "sidecars.restartPolicy"}
+NOT_PLAIN = {"fullnameOverride", "model.subPath", "extraObjects", "global", "enabled", "sidecars.restartPolicy"}
 PYTORCHJOB = {"elasticPolicy", "master", "worker", "schedulingPolicy"}
 # One kind of job has them all, because the pods of each kind come from one template.
 LARGE = {"affinity", "initContainers", "sidecars", "volumeMounts", "volumes"}
@@ -258,10 +258,10 @@ def test_names_that_are_words_or_numbers_of_yaml_stay_names(helm: Helm, api: str
     plain = manifests("x1x", "x2x")
     for name in ("on", "no", "y", "true", "null"):
         assert list(differences(manifests(name, "123"), substituted(plain, {"x1x": name, "x2x": "123"}))) == []
-    plain = manifests("x1x", "x2x", "--set=jobName=off")
+    plain = manifests("x1x", "x2x", "--set=fullnameOverride=off")
     assert (
         list(
-            differences(manifests("123", "1e3", "--set=jobName=off"), substituted(plain, {"x1x": "123", "x2x": "1e3"}))
+            differences(manifests("123", "1e3", "--set=fullnameOverride=off"), substituted(plain, {"x1x": "123", "x2x": "1e3"}))
         )
         == []
     )

@@ -1,7 +1,7 @@
 {{- /* The name that all revisions share. If a parent chart has this chart twice, one of them has an alias, which becomes its
 .Chart.Name. */}}
 {{- define "torchtally.name" -}}
-{{ .Values.jobName | default (ternary .Release.Name (printf "%s-%s" .Release.Name .Chart.Name) (eq .Chart.Name "torchtally")) }}
+{{ .Values.fullnameOverride | default (ternary .Release.Name (printf "%s-%s" .Release.Name .Chart.Name) (eq .Chart.Name "torchtally")) }}
 {{- end }}
 
 {{- define "torchtally.job" -}}
@@ -27,7 +27,7 @@ resource: pytorchjobs
 labels:
   training.kubeflow.org/job-name: {{ include "torchtally.job" . | quote }}
 container: pytorch
-port: 23456
+port: {{ dig "port" 23456 (.Values.network | default dict) }}
 install: the Kubeflow training operator, run kubectl apply --server-side -k "github.com/kubeflow/training-operator.git/manifests/overlays/standalone?ref=v1.9.4"
 {{- end }}
 {{- end }}
@@ -111,22 +111,44 @@ matchLabels:
 {{ ternary "cuda" "cpu" (gt (int .Values.resources.gpu) 0) }}
 {{- end }}
 
+{{- /* A reference to an image, from (list $ IMAGE). The device is that of the job, also where a type of pod has no GPU. */}}
 {{- define "torchtally.image" -}}
-{{- $device := include "torchtally.device" . }}
-{{- with .Values.image }}
-{{- $tag := .tag | default (ternary "" (printf "%s-%s" $.Chart.AppVersion $device) (ne .digest "")) }}
-{{- .repository }}{{ with $tag }}:{{ . }}{{ end }}{{ with .digest }}@{{ . }}{{ end }}
+{{- $root := index . 0 }}
+{{- with index . 1 }}
+{{- $default := printf "%s-%s" $root.Chart.AppVersion (include "torchtally.device" $root) }}
+{{- $tag := .tag | default (ternary $default "" (empty .digest)) }}
+{{- $image := print .repository (ternary ":" "" (ne $tag "")) $tag (ternary "" "@" (empty .digest)) .digest }}
+{{- include "torchtally.mirrored" (list $root $image) }}
 {{- end }}
+{{- end }}
+
+{{- /* An image of global.imageRegistry in place of its own registry, from (list $ IMAGE). */}}
+{{- define "torchtally.mirrored" -}}
+{{- $image := index . 1 }}
+{{- with dig "imageRegistry" "" ((index . 0).Values.global | default dict) }}
+{{- $image = printf "%s/%s" . (regexReplaceAll "^([^/]*[.:][^/]*|localhost)/" $image "") }}
+{{- end }}
+{{- $image }}
 {{- end }}
 
 {{- define "torchtally.nprocPerNode" -}}
 {{ .Values.nprocPerNode | default (max 1 (int .Values.resources.gpu)) }}
 {{- end }}
 
-{{- /* ExitCode replaces pods, so it needs an output that outlives them: for the checkpoints, and for the retries that the entry
-point counts. A command of one's own may be another entry point. */}}
+{{- /* "true" if torchtally, the entry point of all pods, counts restarts. It needs an output that outlives a pod. */}}
+{{- define "torchtally.countsRestarts" -}}
+{{- $counts := .Values.model.enabled }}
+{{- range list .Values (.Values.master | default dict) (.Values.worker | default dict) }}
+{{- $programs := list }}
+{{- range .command }}{{ $programs = append $programs (toString . | base) }}{{ end }}
+{{- if and $programs (not (has "torchtally" $programs)) }}{{ $counts = false }}{{ end }}
+{{- end }}
+{{- if $counts }}true{{ end }}
+{{- end }}
+
+{{- /* ExitCode replaces pods, which the operator does not count. */}}
 {{- define "torchtally.restartPolicy" -}}
-{{- .Values.restartPolicy | default (ternary "ExitCode" "OnFailure" (and .Values.model.enabled (empty .Values.command))) }}
+{{- .Values.restartPolicy | default (ternary "ExitCode" "OnFailure" (eq "true" (include "torchtally.countsRestarts" .))) }}
 {{- end }}
 
 {{- /* Restarts without progress, after which the entry point gives up. */}}

@@ -66,11 +66,28 @@
 {{- end }}
 {{- end }}
 
+{{- /* The ports of the training container. The operator takes the rendezvous port from the one of this name. */}}
+{{- define "torchtally.ports" -}}
+{{- $ports := list }}
+{{- with .Values.network }}{{ with .port }}
+{{- $ports = append $ports (dict "name" "pytorchjob-port" "containerPort" .) }}
+{{- end }}{{ end }}
+{{- if .Values.metrics.enabled }}
+{{- $ports = append $ports (dict "name" "metrics" "containerPort" .Values.metrics.port "protocol" "TCP") }}
+{{- end }}
+{{- toYaml (concat $ports .Values.ports) }}
+{{- end }}
+
+{{- /* The key of a file in its ConfigMap. A key has no slash. */}}
+{{- define "torchtally.fileKey" -}}
+{{ ternary (printf "%s-%s" (base .) (sha256sum . | trunc 8)) . (contains "/" .) }}
+{{- end }}
+
 {{- /* A no-op container that makes the node pull the training image. It requests the same resources as the training
 container, except devices, so that the pod's total request and QoS class stay the same. */}}
 {{- define "torchtally.pull" -}}
 name: pull
-image: {{ include "torchtally.image" .root | quote }}
+image: {{ include "torchtally.image" (list .root .own.Values.image) | quote }}
 imagePullPolicy: {{ .own.Values.image.pullPolicy | quote }}
 command: ["true"]
 {{- $resources := include "torchtally.resources" .own | fromYaml }}
@@ -120,6 +137,7 @@ the job is gone. */}}
 {{- $mayBeRank0 := or (ne .type "Worker") (gt (len $values.elasticPolicy) 0) }}
 {{- $keeps := and $values.model.enabled (or $mayBeRank0 (eq $values.model.accessMode "ReadWriteMany")) }}
 {{- $metrics := $values.metrics.enabled }}
+{{- $image := include "torchtally.image" (list .root $values.image) }}
 {{- $init := include "torchtally.initContainers" (dict "root" .root "own" $own "pulls" (not $mayBeRank0)) -}}
 metadata:
   labels:
@@ -162,27 +180,28 @@ spec:
   {{- end }}
   containers:
     - name: {{ (include "torchtally.api" .root | fromYaml).container | quote }} # the name that the controller expects
-      image: {{ include "torchtally.image" .root | quote }}
+      image: {{ $image | quote }}
       imagePullPolicy: {{ $values.image.pullPolicy | quote }}
       {{- with $values.command }}
       command:
         {{- include "torchtally.strings" . | nindent 8 }}
+      {{- end }}
+      {{- with $values.workingDir }}
+      workingDir: {{ . | quote }}
       {{- end }}
       {{- with ternary (concat (list "run" $values.task) $values.args) $values.args (ne $values.task "") }}
       args:
         {{- include "torchtally.strings" . | nindent 8 }}
       {{- end }}
       env:
-        {{- include "torchtally.env" (dict "own" $own "image" (include "torchtally.image" .root)) | nindent 8 }}
+        {{- include "torchtally.env" (dict "own" $own "image" $image) | nindent 8 }}
         {{- if $metrics }}
         - name: TORCHTALLY_METRICS_PORT
           value: {{ $values.metrics.port | quote }}
         {{- end }}
-      {{- if $metrics }}
+      {{- with include "torchtally.ports" $own | fromYamlArray }}
       ports:
-        - name: metrics
-          containerPort: {{ $values.metrics.port }}
-          protocol: TCP
+        {{- toYaml . | nindent 8 }}
       {{- end }}
       {{- with $values.envFrom }}
       envFrom:
@@ -244,6 +263,10 @@ spec:
     - name: files
       configMap:
         name: {{ include "torchtally.files" .root | quote }}
+        items:
+          {{- range $path, $_ := $values.files }}
+          - {key: {{ include "torchtally.fileKey" $path | quote }}, path: {{ $path | quote }}}
+          {{- end }}
     {{- end }}
     {{- with $values.volumes }}
     {{- toYaml . | nindent 4 }}

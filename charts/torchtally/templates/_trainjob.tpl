@@ -118,7 +118,7 @@ runtime: [containers, automountServiceAccountToken, enableServiceLinks, restartP
 {{- $pod := include "torchtally.podTemplate" (dict "root" . "type" "Node") | fromYaml }}
 {{- $known := list "dnsPolicy" }} {{- /* hostNetwork sets it */}}
 {{- range include "torchtally.patchableFields" . | fromYaml }}{{ $known = concat $known . }}{{ end }}
-{{- $named := dict "ports" "metrics.enabled" "initContainers" "initContainers (or sidecars)" }}
+{{- $named := dict "ports" "metrics.enabled (or ports)" "initContainers" "initContainers (or sidecars)" }}
 {{- $names := list }}
 {{- range concat (keys $pod.spec) (keys (first $pod.spec.containers)) }}
 {{- if not (has . $known) }}{{ $names = append $names (get $named . | default .) }}{{ end }}

@@ -100,7 +100,7 @@ Empty if the upgrade would reach it, and without a cluster. */}}
 {{- $owner := dig "metadata" "annotations" "meta.helm.sh/release-name" .Release.Name $existing }}
 {{- $scaled := include "torchtally.scaled" $existing }}
 {{- if ne $owner .Release.Name }}
-{{- printf "%s %s belongs to the release %s: set jobName to a name that no other release has" $api.kind $job $owner }}
+{{- printf "%s %s belongs to the release %s: set fullnameOverride to a name that no other release has" $api.kind $job $owner }}
 {{- else if $ignored }}
 {{- $suspend := ternary ", or suspend the job (suspend=true) and change it when its pods are deleted" "" (and (eq $api.kind "PyTorchJob") (not $finished)) }}
 {{- printf "%s %s exists, and its controller ignores changes to %s: uninstall and reinstall the release, or set jobNameRevision to true to replace the job with a new one%s" $api.kind $job (join ", " $ignored) $suspend }}

@@ -17,10 +17,10 @@
 {{- if eq .Values.api "trainjob" }}{{ $longest = printf "%s-xxxxx" $longest }}{{ end }}
 {{- $allowed := int (sub 63 (len $longest)) }}
 {{- if gt (len $job) $allowed }}
-{{- $errors = append $errors (printf "jobName (or the release name) %q has %d characters, but the maximum is %d: pod names append %s and are limited to 63" $job (len $job) $allowed $longest) }}
+{{- $errors = append $errors (printf "fullnameOverride (or the release name) %q has %d characters, but the maximum is %d: pod names append %s and are limited to 63" $job (len $job) $allowed $longest) }}
 {{- end }}
 {{- if not (regexMatch "^[a-z]([-a-z0-9]*[a-z0-9])?$" $job) }}
-{{- $errors = append $errors (printf "jobName (or the release name) %q is not a valid Service name: it must start with a letter, end with a letter or digit, and contain only a-z, 0-9 and -" $job) }}
+{{- $errors = append $errors (printf "fullnameOverride (or the release name) %q is not a valid Service name: it must start with a letter, end with a letter or digit, and contain only a-z, 0-9 and -" $job) }}
 {{- end }}
 
 {{- if .Values.verifier.job }}
@@ -33,13 +33,15 @@
 {{- $suffix := "-verify-xxxxxxxx" }}
 {{- $most := int (sub 63 (len $suffix)) }}
 {{- if gt (len $job) $most }}
-{{- $errors = append $errors (printf "jobName (or the release name) %q has %d characters, but with verifier.job the maximum is %d: the name of the Job appends %s and is limited to 63" $job (len $job) $most $suffix) }}
+{{- $errors = append $errors (printf "fullnameOverride (or the release name) %q has %d characters, but with verifier.job the maximum is %d: the name of the Job appends %s and is limited to 63" $job (len $job) $most $suffix) }}
 {{- end }}
 {{- end }}
 
-{{- if and .Values.task .Values.command }}
-{{- $errors = append $errors (printf "task is %q but command is also set: to run your own command, set task to \"\"" .Values.task) }}
-{{- else if not (or .Values.task .Values.command .Values.args) }}
+{{- $everyType := list }}
+{{- range list "Master" "Worker" }}
+{{- with index $.Values (lower .) }}{{ $everyType = append $everyType (or .command .args) }}{{ end }}
+{{- end }}
+{{- if not (or .Values.task .Values.command .Values.args (compact $everyType | len | eq 2)) }}
 {{- $errors = append $errors "task, command and args are all empty: set task, or set command and args to define the workload" }}
 {{- end }}
 
@@ -72,9 +74,6 @@
 {{- $name := .Values.resources.gpuResourceName }}
 {{- if and $gpus (hasPrefix "amd.com/" $name) (not .Values.image.tag) (not .Values.image.digest) }}
 {{- $errors = append $errors (printf "resources.gpuResourceName is %s, but torchtally has no image for AMD GPUs: set image.repository, and image.tag or image.digest, to an image with PyTorch for ROCm" $name) }}
-{{- end }}
-{{- if and $gpus (not $name) (not .Values.resourceClaims) }}
-{{- $errors = append $errors (printf "resources.gpu is %d but resources.gpuResourceName and resourceClaims are empty: set one of them" $gpus) }}
 {{- end }}
 {{- range .Values.resourceClaims }}
 {{- if ne (len (omit . "name")) 1 }}
@@ -134,6 +133,17 @@
 {{- $values := .values }}
 {{- $prefix := .prefix }}
 {{- $errors := list }}
+
+{{- if $values.task }}
+{{- if $values.command }}
+{{- $errors = append $errors (printf "%scommand is set, but task is %q: to run your own command, set task to \"\"" $prefix $values.task) }}
+{{- end }}
+{{- with $values.args | first | default "-" | toString }}
+{{- if not (hasPrefix "-" .) }}
+{{- $errors = append $errors (printf "%sargs begin with %q, but task is %q, which takes options only: to run your own program, set task to \"\"" $prefix . $values.task) }}
+{{- end }}
+{{- end }}
+{{- end }}
 
 {{- $gpus := int $values.resources.gpu }}
 {{- $nproc := include "torchtally.nprocPerNode" .root | int }}
@@ -203,6 +213,8 @@
     (list "env" $values.env "name")
     (list "topologySpreadConstraints" $values.topologySpreadConstraints "topologyKey" "whenUnsatisfiable")
     (list "resourceClaims" $values.resourceClaims "name")
+    (list "ports" (include "torchtally.ports" (dict "Values" $values) | fromYamlArray) "containerPort" "protocol")
+    (list "ports" (include "torchtally.ports" (dict "Values" $values) | fromYamlArray) "name")
     (list "volumes" $values.volumes "name")
     (list "volumeMounts" $values.volumeMounts "mountPath")
     (list "initContainers and sidecars" (concat $values.initContainers $values.sidecars) "name")
@@ -211,7 +223,7 @@
 {{- end }}
 {{- range $list := list "initContainers" "sidecars" }}
 {{- range $i, $container := index $values $list }}
-{{- range list (list "env" "name") (list "ports" "containerPort" "protocol") (list "volumeMounts" "mountPath") }}
+{{- range list (list "env" "name") (list "ports" "containerPort" "protocol") (list "ports" "name") (list "volumeMounts" "mountPath") }}
 {{- $of := concat (list (printf "%s%s[%d].%s" $prefix $list $i (first .)) (index $container (first .))) (rest .) }}
 {{- range include "torchtally.duplicates" $of | fromYamlArray }}{{ $errors = append $errors . }}{{ end }}
 {{- end }}
@@ -226,6 +238,7 @@
 {{- $known := list }}
 {{- $errors := list }}
 {{- range $i, $item := index . 1 | default list }}
+{{- if not (hasKey $item (index $call 2)) }}{{ continue }}{{ end }}
 {{- $named := dict }}
 {{- range slice $call 2 }}{{ $_ := set $named . (get $item . | default (ternary "TCP" "" (eq . "protocol"))) }}{{ end }}
 {{- if has $named $known }}{{ $errors = append $errors (printf "%s[%d]: Duplicate value: %s" (first $call) $i (toRawJson $named)) }}{{ end }}
@@ -271,6 +284,9 @@
 {{- if and (gt (int .Values.workers) 0) .Values.model.enabled (not .Values.model.existingClaim) (ne .Values.model.accessMode "ReadWriteMany") }}
 {{- $errors = append $errors (printf "model.accessMode is %s, but all pods of a TrainJob mount the claim: set it to ReadWriteMany, set model.existingClaim to a claim that all pods can mount, or set model.enabled to false" .Values.model.accessMode) }}
 {{- end }}
+{{- with .Values.network }}{{ with .port }}
+{{- $errors = append $errors (printf "network.port is %d, but the rendezvous port of a TrainJob is 29500: remove it, or set api to pytorchjob" (int .)) }}
+{{- end }}{{ end }}
 {{- with .Values.runtime }}
 {{- range include "torchtally.unpatchableValues" $ | fromYamlArray }}
 {{- $errors = append $errors (printf "%s is set, but a TrainJob cannot pass it to an existing runtime: remove it, or leave runtime empty" .) }}

@@ -12,7 +12,7 @@ empty. Each template begins with it. */}}
 
 {{- /* Makes lists, maps and strings that a map of values lacks empty ones. */}}
 {{- define "torchtally.complete" -}}
-{{- range $name := list "args" "env" "initContainers" "sidecars" }}{{ if not (hasKey $ $name) }}{{ $_ := set $ $name list }}{{ end }}{{ end }}
+{{- range $name := list "args" "command" "env" "initContainers" "ports" "sidecars" }}{{ if not (hasKey $ $name) }}{{ $_ := set $ $name list }}{{ end }}{{ end }}
 {{- range $name := list "commonLabels" "elasticPolicy" "labels" "podAnnotations" "podLabels" "podSecurityContext" }}{{ if not (hasKey $ $name) }}{{ $_ := set $ $name dict }}{{ end }}{{ end }}
 {{- range $name := list "managedBy" "restartPolicy" "task" }}{{ if not (hasKey $ $name) }}{{ $_ := set $ $name "" }}{{ end }}{{ end }}
 {{- end }}

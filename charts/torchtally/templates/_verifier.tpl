@@ -2,6 +2,8 @@
 ANNOTATIONS "options" OPTIONS). A Job's pod has no name. */}}
 {{- define "torchtally.verifierPod" -}}
 {{- $ := .root -}}
+{{- $image := include "torchtally.image" (list $ $.Values.image) }}
+{{- with $.Values.verifier.image }}{{ $image = include "torchtally.mirrored" (list $ .) }}{{ end -}}
 metadata:
   {{- with .name }}
   name: {{ . | quote }}
@@ -26,7 +28,7 @@ spec:
   {{- end }}
   containers:
     - name: verify
-      image: {{ $.Values.verifier.image | default (include "torchtally.image" $) | quote }}
+      image: {{ $image | quote }}
       imagePullPolicy: {{ $.Values.image.pullPolicy | quote }}
       command: [torchtally, verify]
       args: {{ concat (list "--job" (include "torchtally.job" $) "-n" $.Release.Namespace) .options | toJson }}
