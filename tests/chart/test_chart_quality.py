@@ -62,7 +62,9 @@ def test_every_value_is_described_in_one_place(tmp_path: Path) -> None:
 
 def test_no_line_is_long() -> None:
     files = [path for path in (ROOT / CHART / "templates").rglob("*") if path.suffix in (".tpl", ".yaml")]
-    lines = [(path.name, line) for path in (*files, ROOT / CHART / "values.yaml") for line in path.read_text().splitlines()]
+    lines = [
+        (path.name, line) for path in (*files, ROOT / CHART / "values.yaml") for line in path.read_text().splitlines()
+    ]
     assert len(lines) > 1000
     assert [(name, line) for name, line in lines if len(line) > 120] == []
 

@@ -261,7 +261,9 @@ def test_names_that_are_words_or_numbers_of_yaml_stay_names(helm: Helm, api: str
     plain = manifests("x1x", "x2x", "--set=fullnameOverride=off")
     assert (
         list(
-            differences(manifests("123", "1e3", "--set=fullnameOverride=off"), substituted(plain, {"x1x": "123", "x2x": "1e3"}))
+            differences(
+                manifests("123", "1e3", "--set=fullnameOverride=off"), substituted(plain, {"x1x": "123", "x2x": "1e3"})
+            )
         )
         == []
     )
