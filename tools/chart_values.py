@@ -71,7 +71,9 @@ def read(text: str) -> Iterator[Value]:
             else:
                 yield from described(value, here)
 
-    yield from described(yaml.compose(text, yaml.SafeLoader), ())
+    root = yaml.compose(text, yaml.SafeLoader)
+    assert isinstance(root, yaml.MappingNode)
+    yield from described(root, ())
 
 
 def schema(before: str, values: list[Value]) -> str:
