@@ -13,14 +13,17 @@ def found(namespace: str) -> dict[str, dict[str, str]]:
     return {each["check"]: each for each in map(json.loads, said.splitlines())}
 
 
-def test_a_namespace_before_and_after_it_is_restricted(namespace: Namespace) -> None:
+def test_a_namespace_before_and_after_it_is_restricted(operator: None, namespace: Namespace) -> None:
     before = found(namespace.name)
     for check in ("cluster", "operator", "rights", "storage", "quota", "admission"):
         assert before[check]["level"] == "good", before[check]
     assert "init-container" not in before
-    run("kubectl", "label", "namespace", namespace.name, "pod-security.kubernetes.io/enforce=restricted")
-    run("kubectl", "create", "quota", "none", "-n", namespace.name, "--hard=pods=0")
-    after = found(namespace.name)
-    assert (after["init-container"]["level"], after["quota"]["level"]) == ("warning", "bad")
+    namespace.restrict()
+    restricted = found(namespace.name)
+    assert (restricted["admission"]["level"], restricted["init-container"]["level"]) == ("good", "warning")
+    namespace.kubectl("create", "quota", "none", "--hard=pods=0")
+    namespace.kubectl("wait", "--for=jsonpath={.status.hard.pods}=0", "--timeout=60s", "resourcequota/none")
+    full = found(namespace.name)
+    assert (full["quota"]["level"], full["admission"]["level"]) == ("bad", "bad")
     left = run("kubectl", "get", "pytorchjobs,pods", "-n", namespace.name, "--output=name").stdout
     assert left == ""

@@ -6,7 +6,7 @@ import re
 _PODS_NAME = re.compile(r"\[[a-z0-9.-]+\] ")  # which run_local puts before each line
 _PREFIXES = ("TORCHTALLY {", "TORCHTALLY-EVENT {")
 _FORMS = {
-    "message": r"(torchtally|run_local): \S.*",
+    "message": r"torchtally( local)?: \S.*",
     "epoch": r"epoch \d+/\d+: loss \d+\.\d+, test accuracy \d+\.\d+% \(\d+ of \d+\), [\d,]+ samples/s",
     "progress": r"train epoch \d+/\d+: step \d+ of \d+(, (epoch_)?loss \d+\.\d+)*",
     "header of the table": r"phase +epoch +pod +rank +expected +consumed +lost +doubled",
