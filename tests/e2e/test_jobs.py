@@ -25,19 +25,18 @@ def test_a_job_is_shown_through_a_kill(operator: None, namespace: Namespace, tmp
     seen: list[dict[str, Any]] = []
     watch = [*JOBS, "watch", "demo", "--json", "-n", namespace.name]
     with subprocess.Popen(watch, stdout=subprocess.PIPE, text=True) as watching:
+        assert watching.stdout is not None
+        shown = map(json.loads, watching.stdout)
         try:
             with faults.held(namespace, faults.MASTER, faults.MID_EPOCH):
-                for line in watching.stdout or ():
-                    seen.append(json.loads(line))
-                    if seen[-1]["attempt"] == 0:
-                        break
+                while not seen or seen[-1]["attempt"] != 0:
+                    seen.append(next(shown))
                 faults.kill("demo-worker-1", "any")(namespace)
             namespace.wait_for_job("demo", "Succeeded")
-            out, _ = watching.communicate(timeout=LIMIT)
-            assert watching.returncode == 0, out
+            seen += shown
+            assert watching.wait(LIMIT) == 0
         finally:
             watching.kill()
-    seen += [json.loads(line) for line in out.splitlines()]
     assert seen[-1]["standing"] == "proved" and "running" in {each["standing"] for each in seen}
     assert {each["attempt"] for each in seen} >= {0, 1}
     assert any(pod["samples_per_second"] for each in seen for pod in each["pods"])
