@@ -2,15 +2,17 @@
 
 import json
 import sys
+from pathlib import Path
 
 from cluster import Namespace, run
 
-CHECK = (sys.executable, "-m", "torchtally.cli", "check", "--json")
+CHECK = (str(Path(sys.executable).with_name("torchtally")), "check", "--json")
 
 
 def found(namespace: str) -> dict[str, dict[str, str]]:
-    said = run(*CHECK, "-n", namespace, check=False).stdout
-    return {each["check"]: each for each in map(json.loads, said.splitlines())}
+    ended = run(*CHECK, "-n", namespace, check=False)
+    assert not ended.stderr
+    return {each["check"]: each for each in map(json.loads, ended.stdout.splitlines())}
 
 
 def test_a_namespace_before_and_after_it_is_restricted(operator: None, namespace: Namespace) -> None:
