@@ -46,11 +46,12 @@ def main() -> None:
     model = nn.Sequential(nn.Linear(2, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 1))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     model, optimizer = accelerator.prepare(model, optimizer)
+    last = max(output.glob("step-*"), default=None)
     with Account("accelerate-loop", epochs=EPOCHS) as account:
         account.optimizer(optimizer)
         loader = account.loader(waves(2000), batch_size=25, num_workers=1)
         accelerator.register_for_checkpointing(account)
-        last = account.resume_from(max(output.glob("step-*"), default=None))
+        last = account.resume_from(last)
         if last:
             accelerator.load_state(str(last))
         step = int(last.name.partition("-")[2]) if last else 0

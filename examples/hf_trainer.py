@@ -48,6 +48,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--output", type=Path, default=Path("build/hf-trainer"), help="folder of the checkpoints")
     output = parser.parse_args().output
+    last = newest(output)
     arguments = TrainingArguments(
         output_dir=str(output),
         use_cpu=True,
@@ -73,7 +74,7 @@ def main() -> None:
             train_dataset=Pieces("\n".join(topics.values()).encode()[: 800 * LENGTH]),
             account=account,
         )
-        trainer.train(resume_from_checkpoint=account.resume_from(newest(output)))
+        trainer.train(resume_from_checkpoint=account.resume_from(last))
 
 
 if __name__ == "__main__":
