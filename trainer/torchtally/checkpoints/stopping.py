@@ -37,7 +37,7 @@ class Stopping:
         return self._left <= 0
 
     def exchange(self, group: dist.ProcessGroup, *wishes: int) -> list[int]:
-        """The number of a signal that some rank has received, or 0, and the highest of each wish. A call of all ranks."""
+        """A signal's number that some rank has received, or 0, and the highest of each wish. A call of all ranks."""
         now, leads = time.monotonic(), dist.get_rank() == 0
         # Rank 0's clock sets the pace for all.
         spent = max(now - self._met, 1e-6)

@@ -39,8 +39,8 @@ def _of_one_mind(all_ranks: list[dict[str, Any]]) -> str | None:
     for rank, each in enumerate(all_ranks):
         if (own := each["facts"]["_anew"]) != (other := first["facts"]["_anew"]):
             return (
-                f"rank {rank} ({each['pod']}) has anew={own} and rank 0 ({first['pod']}) has anew={other}, as if one of "
-                "them did not see the checkpoint: leave anew out, and load account.resume_from(path), which is rank 0's "
+                f"rank {rank} ({each['pod']}) has anew={own} and rank 0 ({first['pod']}) has anew={other}, as if one "
+                "did not see the checkpoint: leave anew out, and load account.resume_from(path), which is rank 0's "
                 "checkpoint on all ranks; or let all pods share its volume (in the chart, "
                 "model.accessMode=ReadWriteMany)"
             )
