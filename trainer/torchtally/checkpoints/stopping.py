@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torchtally import events
 from torchtally.errors import Stopped
 
-_MEETING_SECONDS = 1.0
+_SYNCHRONIZE_SECONDS = 1.0
 
 
 class Stopping:
@@ -41,7 +41,7 @@ class Stopping:
         now, leads = time.monotonic(), dist.get_rank() == 0
         # Rank 0's clock sets the pace for all.
         spent = max(now - self._met, 1e-6)
-        pace = max(1, min(2 * self._pace, round(self._pace * _MEETING_SECONDS / spent))) if leads else 0
+        pace = max(1, min(2 * self._pace, round(self._pace * _SYNCHRONIZE_SECONDS / spent))) if leads else 0
         told = torch.tensor([pace, self._number, *wishes], dtype=torch.int64)
         dist.all_reduce(told, dist.ReduceOp.MAX, group)
         self._pace, *agreed = told.tolist()
