@@ -19,7 +19,7 @@ DEFAULTS = yaml.safe_load((CHART / "values.yaml").read_text())
 SCHEMA = json.loads((CHART / "values.schema.json").read_text())
 # Beside these, only values that are empty by default can be left out.
 EMPTIED = {"task", "resources.cpu", "resources.memory", "podLabels", "podAnnotations", "podSecurityContext"}
-EMPTIED |= {"securityContext", "observe"}
+EMPTIED |= {"securityContext", "observe", "global"}
 
 
 def paths(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -36,9 +36,10 @@ def flat(documents: list[dict[str, Any]]) -> str:
 
 def needed() -> set[str]:
     """The values that the schema requires."""
-    names = set(SCHEMA["required"]) | {"resources.gpu", "resources.gpuResourceName"}
-    for name, value in SCHEMA["properties"].items():
-        names |= {f"{name}.{each}" for each in value.get("required", ())}
+    names = set(SCHEMA["required"])
+    for part in (SCHEMA, *SCHEMA["allOf"]):
+        for name, value in part["properties"].items():
+            names |= {f"{name}.{each}" for each in value.get("required", ())}
     return names
 
 

@@ -23,14 +23,18 @@ DEFAULTS = yaml.safe_load((CHART / "values.yaml").read_text())
 
 # What is no plain string: a name of objects, templates, what other charts read, and what the chart sets itself.
 NOT_PLAIN = {"fullnameOverride", "model.subPath", "extraObjects", "global", "enabled", "sidecars.restartPolicy"}
+# Two sources of a volume, or a program of one type of pod beside a task.
+NOT_PLAIN |= {"master.command", "master.args", "worker.command", "worker.args", "args"}
 PYTORCHJOB = {"elasticPolicy", "master", "worker", "schedulingPolicy"}
 # One kind of job has them all, because the pods of each kind come from one template.
 LARGE = {"affinity", "initContainers", "sidecars", "volumeMounts", "volumes"}
 # What a TrainJob cannot pass to an existing runtime.
 UNPATCHABLE = {"envFrom", "priorityClassName", "runtimeClassName", "schedulerName"}
-UNPATCHABLE |= {"metrics", "resourceClaims", "topologySpreadConstraints"}
+UNPATCHABLE |= {"metrics", "ports", "resourceClaims", "topologySpreadConstraints"}
 # A claim has one source.
 TEMPLATE, CLAIM = "resourceClaims.resourceClaimTemplateName", "resourceClaims.resourceClaimName"
+# What a claim of the chart's own has.
+NEW_CLAIM = {"model.storageClass", "model.annotations", "model.dataSource"}
 # Jobs that together take all values: what each leaves out, and what it needs.
 JOBS: dict[str, tuple[set[str], dict[str, Any]]] = {
     "pytorchjob": (
@@ -45,9 +49,9 @@ JOBS: dict[str, tuple[set[str], dict[str, Any]]] = {
         },
         {},
     ),
-    "elastic": (LARGE | {"runtime", "master", "worker", "model.storageClass", CLAIM}, {"task": ""}),
-    "trainjob": (PYTORCHJOB | LARGE | {"runtime", "model.storageClass", CLAIM}, {"api": "trainjob", "task": ""}),
-    "runtime": (PYTORCHJOB | LARGE | UNPATCHABLE | {"command", "model.storageClass"}, {"api": "trainjob"}),
+    "elastic": (LARGE | {"runtime", "master", "worker", CLAIM} | NEW_CLAIM, {"task": ""}),
+    "trainjob": (PYTORCHJOB | LARGE | {"runtime", CLAIM} | NEW_CLAIM, {"api": "trainjob", "task": ""}),
+    "runtime": (PYTORCHJOB | LARGE | UNPATCHABLE | {"command"} | NEW_CLAIM, {"api": "trainjob"}),
 }
 # Strings that YAML, Helm or Go could take for something else.
 SPECIAL = [

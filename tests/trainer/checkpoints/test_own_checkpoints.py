@@ -343,6 +343,7 @@ def test_what_killed_starts_have_left_is_deleted(tmp_path: Path, monkeypatch: py
         ".in-use.json",
         ".my.json.u3k_9x2a",
         ".shared-with-others",
+        "proof.json",
         "reached",
         "run.json",
     ]

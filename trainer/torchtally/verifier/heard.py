@@ -7,7 +7,7 @@ from torchtally import events
 
 _EVENT = re.compile(
     re.escape(events.PREFIX) + r'\{"v":\d+,"event":"(\w+)","time":(\d{1,12}(?:\.\d{1,9})?),"pod":"([^"]*)"'
-    r'(?:,"rank":(null|\d+))?[^{}]*?"run":(?:null|"([^"]+)"(?:,"attempt":(\d{1,9}))?)'
+    r'(?:,"rank":(?:null|\d+))?[^{}]*?"run":(?:null|"([^"]+)"(?:,"attempt":(\d{1,9}))?)'
 )
 _BEGINS = ("begun", "resumed")
 # Rank 0 reports these behind one of those.
@@ -23,14 +23,11 @@ class Heard:
     newest: dict[str, dict[int, float]] = field(default_factory=dict)  # of runs and attempts: time of the last event
     rotated: list[str] = field(default_factory=list)  # the logs that begin in the middle
     _first: dict[str, str] = field(default_factory=dict)  # of the pods in the log that is read
-    _ended: set[str] = field(default_factory=set)  # those of them whose entry point has reported
 
     def add(self, text: str, where: str) -> None:
         """Add the events in a line of a log."""
-        for kind, time, pod, rank, run, attempt in _EVENT.findall(text):
+        for kind, time, pod, run, attempt in _EVENT.findall(text):
             self._first.setdefault(pod, kind)
-            if kind == "ended" and rank == "null":
-                self._ended.add(pod)
             if run:
                 of_run = self.newest.setdefault(run, {})
                 of_run[int(attempt or 0)] = max(of_run.get(int(attempt or 0), 0.0), float(time))
@@ -40,11 +37,10 @@ class Heard:
     def end_of(self, source: str) -> None:
         """A log is at its end: what was first in it tells whether its beginning is there."""
         for pod, kind in self._first.items():
-            # An entry point reports `started` first, or `complete` of a run that was complete before.
-            if kind in _LATER or (pod in self._ended and kind not in ("started", "complete")):
+            if kind in _LATER:
                 name = f"pod {pod}"
                 self.rotated.append(name if source == name else f"{name} in {source}")
-        self._first, self._ended = {}, set()
+        self._first = {}
 
     @property
     def notes(self) -> list[str]:
