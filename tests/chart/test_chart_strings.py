@@ -30,7 +30,7 @@ PYTORCHJOB = {"elasticPolicy", "master", "worker", "schedulingPolicy"}
 LARGE = {"affinity", "initContainers", "sidecars", "volumeMounts", "volumes"}
 # What a TrainJob cannot pass to an existing runtime.
 UNPATCHABLE = {"envFrom", "priorityClassName", "runtimeClassName", "schedulerName"}
-UNPATCHABLE |= {"metrics", "ports", "resourceClaims", "topologySpreadConstraints"}
+UNPATCHABLE |= {"metrics", "ports", "workingDir", "resourceClaims", "topologySpreadConstraints"}
 # A claim has one source.
 TEMPLATE, CLAIM = "resourceClaims.resourceClaimTemplateName", "resourceClaims.resourceClaimName"
 # What a claim of the chart's own has.

@@ -21,13 +21,13 @@ class Heard:
 
     started: dict[str, tuple[str, int]] = field(default_factory=dict)  # of runs: where and when they begin or resume
     newest: dict[str, dict[int, float]] = field(default_factory=dict)  # of runs and attempts: time of the last event
-    rotated: list[str] = field(default_factory=list)  # the logs that begin in the middle
-    _first: dict[str, str] = field(default_factory=dict)  # of the pods in the log that is read
+    _middle: list[tuple[str, str]] = field(default_factory=list)  # runs and logs whose first event is a later one
+    _first: dict[str, tuple[str, str]] = field(default_factory=dict)  # of the pods in the log: kind and run
 
     def add(self, text: str, where: str) -> None:
         """Add the events in a line of a log."""
         for kind, time, pod, run, attempt in _EVENT.findall(text):
-            self._first.setdefault(pod, kind)
+            self._first.setdefault(pod, (kind, run))
             if run:
                 of_run = self.newest.setdefault(run, {})
                 of_run[int(attempt or 0)] = max(of_run.get(int(attempt or 0), 0.0), float(time))
@@ -36,18 +36,19 @@ class Heard:
 
     def end_of(self, source: str) -> None:
         """A log is at its end: what was first in it tells whether its beginning is there."""
-        for pod, kind in self._first.items():
+        for pod, (kind, run) in self._first.items():
             if kind in _LATER:
                 name = f"pod {pod}"
-                self.rotated.append(name if source == name else f"{name} in {source}")
+                self._middle.append((run, name if source == name else f"{name} in {source}"))
         self._first = {}
 
     @property
     def notes(self) -> list[str]:
         """A sentence on logs that begin in the middle."""
-        if not self.rotated:
+        rotated = [log for run, log in self._middle if run not in self.started]  # no other log has the beginning
+        if not rotated:
             return []
-        shown = ", ".join(self.rotated[:_SHOWN]) + ", ..." * (len(self.rotated) > _SHOWN)
-        what = "the log begins" if len(self.rotated) == 1 else "logs begin"
+        shown = ", ".join(rotated[:_SHOWN]) + ", ..." * (len(rotated) > _SHOWN)
+        what = "the log begins" if len(rotated) == 1 else "logs begin"
         gone = f"rotated: {what} in the middle, and the earlier lines are gone ({shown})"
         return [f"{gone}; the run's proof.json takes their place"]
