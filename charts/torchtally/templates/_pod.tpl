@@ -75,7 +75,7 @@
 {{- if .Values.metrics.enabled }}
 {{- $ports = append $ports (dict "name" "metrics" "containerPort" .Values.metrics.port "protocol" "TCP") }}
 {{- end }}
-{{- toYaml (concat $ports .Values.ports) }}
+{{- toJson (concat $ports .Values.ports) }}
 {{- end }}
 
 {{- /* The key of a file in its ConfigMap. A key has no slash. */}}
@@ -199,7 +199,7 @@ spec:
         - name: TORCHTALLY_METRICS_PORT
           value: {{ $values.metrics.port | quote }}
         {{- end }}
-      {{- with include "torchtally.ports" $own | fromYamlArray }}
+      {{- with include "torchtally.ports" $own | fromJsonArray }}
       ports:
         {{- toYaml . | nindent 8 }}
       {{- end }}
