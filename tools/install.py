@@ -183,18 +183,6 @@ TOOLS = {
         },
         go="github.com/rhysd/actionlint/cmd/actionlint",
     ),
-    "helm-docs": Tool(
-        version="1.14.2",
-        url="https://github.com/norwoodj/helm-docs/releases/download/v{version}/helm-docs_{version}_{Os}_{machine}.tar.gz",
-        member="helm-docs",
-        sums={
-            "linux-amd64": "a8cf72ada34fad93285ba2a452b38bdc5bd52cc9a571236244ec31022928d6cc",
-            "linux-arm64": "c3787212332386dcd122debef7848feb165aa701467ae3e3442df7638f3ac4e4",
-            "darwin-amd64": "b2f1ffd0feef8dc0901a38a2053481d1d67b63ca30da4ac774166c6b52fa2245",
-            "darwin-arm64": "2d8399db5b33d240d5f8985241bcf5483563150b968e3229823822979f3e4b8b",
-        },
-        go="github.com/norwoodj/helm-docs/cmd/helm-docs",
-    ),
     "helm-unittest": Tool(
         version="1.1.2",
         at_least=(1,),

@@ -23,6 +23,8 @@ DEFAULTS = yaml.safe_load((CHART / "values.yaml").read_text())
 
 # What is no plain string: a name of objects, templates, what other charts read, and what the chart sets itself.
 NOT_PLAIN = {"fullnameOverride", "model.subPath", "extraObjects", "global", "enabled", "sidecars.restartPolicy"}
+# Two sources of a volume, or a program of one type of pod beside a task.
+NOT_PLAIN |= {"master.command", "master.args", "worker.command", "worker.args", "args"}
 PYTORCHJOB = {"elasticPolicy", "master", "worker", "schedulingPolicy"}
 # One kind of job has them all, because the pods of each kind come from one template.
 LARGE = {"affinity", "initContainers", "sidecars", "volumeMounts", "volumes"}
