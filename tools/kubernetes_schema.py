@@ -50,12 +50,19 @@ _PART = r"([^/.][^/]*|\.|\.[^/.][^/]*|\.\.[^/]+)"  # of a path, but not ..
 INSIDE: Schema = {"pattern": f"^({_PART}(/{_PART}?)*)?$"}
 VARIABLE: Schema = {"pattern": "^[ !-<>-~]*$"}  # printable ASCII without "="
 KEY: Schema = {"pattern": "^([-_a-zA-Z0-9]|\\.[-_a-zA-Z0-9])[-._a-zA-Z0-9]*$", "maxLength": 253}
-SERVICE: Schema = {"pattern": f"^({_LABEL})?$", "maxLength": 15, "not": {"type": "string", "pattern": "^[-0-9]+$"}}
+_SERVICE = "([0-9]+-?)*[a-z](-?[a-z0-9])*"  # has a letter
 PORT: Schema = {"minimum": 1, "maximum": 65535}
 MODE: Schema = {"minimum": 0, "maximum": 511}
 ID: Schema = {"minimum": 0, "maximum": 2147483647}
 MEASURE = r"^\+?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+|[numkMGTPE]|[KMGTPE]i)?$"
-RESOURCES: Schema = {"propertyNames": {"pattern": f"^(cpu|memory|storage|ephemeral-storage|hugepages-.+|{_LABEL}(\\.{_LABEL})*/{_WORD})$"}}
+RESOURCE = f"^(cpu|memory|storage|ephemeral-storage|hugepages-.+|{_LABEL}(\\.{_LABEL})*/{_WORD})$"
+
+
+def keyed(pattern: str, value: Schema) -> Schema:
+    """A map with names of a form. With `propertyNames`, Helm would not say where a wrong one is."""
+    return {"type": ["object", "null"], "patternProperties": {pattern: value}, "additionalProperties": False}
+
+
 
 FORMS: dict[str, Schema] = {
     field: form
@@ -73,8 +80,8 @@ FORMS: dict[str, Schema] = {
         ("VolumeMount.subPath VolumeMount.subPathExpr KeyToPath.path DownwardAPIVolumeFile.path "
          "ServiceAccountTokenProjection.path SeccompProfile.localhostProfile", INSIDE),
         ("ContainerPort.containerPort GRPCAction.port", PORT),
-        ("ContainerPort.name", SERVICE),
-        ("TCPSocketAction.port HTTPGetAction.port", {**PORT, **SERVICE, "minLength": 1, "type": ["integer", "string"]}),
+        ("ContainerPort.name", {"pattern": f"^({_SERVICE})?$", "maxLength": 15}),
+        ("TCPSocketAction.port HTTPGetAction.port", {**PORT, "type": ["integer", "string"], "pattern": f"^{_SERVICE}$", "maxLength": 15}),
         ("ConfigMapVolumeSource.defaultMode SecretVolumeSource.defaultMode DownwardAPIVolumeSource.defaultMode "
          "ProjectedVolumeSource.defaultMode KeyToPath.mode DownwardAPIVolumeFile.mode", MODE),
         ("Probe.initialDelaySeconds Probe.periodSeconds Probe.successThreshold Probe.failureThreshold "
@@ -87,8 +94,9 @@ FORMS: dict[str, Schema] = {
         ("LabelSelectorRequirement.key NodeSelectorRequirement.key PodAffinityTerm.topologyKey", QUALIFIED),
         ("PodAffinityTerm.matchLabelKeys[] PodAffinityTerm.mismatchLabelKeys[] TopologySpreadConstraint.matchLabelKeys[]",
          QUALIFIED),
-        ("LabelSelector.matchLabels", {"propertyNames": QUALIFIED, "additionalProperties": LABEL_VALUE}),
-        ("ResourceRequirements.limits ResourceRequirements.requests", RESOURCES),
+        ("LabelSelector.matchLabels", keyed(QUALIFIED["pattern"], LABEL_VALUE)),
+        ("ResourceRequirements.limits ResourceRequirements.requests",
+         keyed(RESOURCE, {"$ref": "#/definitions/Quantity"})),
         ("ContainerPort.hostPort", {"minimum": 0, "maximum": 65535}),
         ("VolumeMount.recursiveReadOnly", {"enum": ["Disabled", "Enabled", "IfPossible", "", None]}),
         ("ObjectFieldSelector.apiVersion", {"enum": ["v1", "", None]}),
@@ -112,8 +120,8 @@ EMPTY: set[str] = {  # required strings that may be empty
     "PodCertificateProjection.signerName", "ContainerRestartRule.action", "ContainerRestartRuleOnExitCodes.operator",
 }  # fmt: skip
 
-_ANNOTATIONS = {"type": ["object", "null"], "propertyNames": QUALIFIED, "additionalProperties": {"type": ["string", "null"]}}
-_LABELS = {**_ANNOTATIONS, "additionalProperties": LABEL_VALUE}
+_ANNOTATIONS = keyed(QUALIFIED["pattern"], {"type": ["string", "null"]})
+_LABELS = keyed(QUALIFIED["pattern"], LABEL_VALUE)
 # In place of definitions that the document leaves open, or that allow fields which have no effect here.
 OTHERWISE: dict[str, Schema] = {
     "io.k8s.apimachinery.pkg.api.resource.Quantity": {

@@ -12,8 +12,8 @@ from verdicts import chart_schema, kept
 NARROWER = {"image.pullSecrets", "model.existingClaim", "model.dataSource", "terminationGracePeriodSeconds"}
 # What only other fields tell, fields of Windows, and kinds of volumes that Kubernetes no longer has.
 UNTOLD = re.compile(
-    "divisor|windowsOptions|localhostProfile|seconds|successThreshold|Exists|"key": ""|hugepages|dataSource|matchExpressions"
-    "|awsElastic|gcePersistent|fc|flocker|gitRepo|quobyte|scaleIO|storageos|sysctls|csi|size"
+    "divisor|windowsOptions|localhostProfile|seconds|successThreshold|Exists|hugepages|dataSource|matchExpressions"
+    '|"key": ""|ephemeral|awsElastic|gcePersistent|fc|flocker|gitRepo|quobyte|scaleIO|storageos|sysctls|csi|size'
 )
 
 

@@ -199,7 +199,7 @@ def leaves(schema: Schema, root: Schema, where: str) -> Iterator[tuple[str, list
         for key, part in schema.get("properties", {}).items():
             for path, tried, builds in leaves(part, root, f"{where}.{key}"):
                 yield path, tried, _around(name, schema, key, builds, root)
-        extra = schema.get("additionalProperties")
+        extra = next(iter(schema.get("patternProperties", {}).values()), schema.get("additionalProperties"))
         if extra:
             for path, tried, builds in leaves(extra, root, f"{where}.*"):
                 yield path, tried, [lambda value, build=build: {"memory": build(value)} for build in builds]
