@@ -71,7 +71,9 @@ def read(text: str) -> Iterator[Value]:
             else:
                 yield from described(value, here)
 
-    yield from described(yaml.compose(text, yaml.SafeLoader), ())
+    root = yaml.compose(text, yaml.SafeLoader)
+    assert isinstance(root, yaml.MappingNode)
+    yield from described(root, ())
 
 
 def schema(before: str, values: list[Value]) -> str:
@@ -98,7 +100,7 @@ def _last(properties: Schema, name: str) -> Schema:
 def _laid_out(value: Any, indent: int, before: int = 0) -> str:
     """JSON with all of an object or a list in one line where that fits."""
     line = json.dumps(value, ensure_ascii=False)
-    if not isinstance(value, dict | list) or not value or indent + before + len(line) < WIDTH and indent:
+    if not isinstance(value, dict | list) or not value or (indent + before + len(line) < WIDTH and indent):
         return line
     keys = [f"{json.dumps(key)}: " for key in value] if isinstance(value, dict) else [""] * len(value)
     items = value.values() if isinstance(value, dict) else value

@@ -63,12 +63,11 @@ def keyed(pattern: str, value: Schema) -> Schema:
     return {"type": ["object", "null"], "patternProperties": {pattern: value}, "additionalProperties": False}
 
 
-
 FORMS: dict[str, Schema] = {
     field: form
     for fields, form in (
-        ("Container.name Volume.name VolumeMount.name PodResourceClaim.name ResourceClaim.name PodAffinityTerm.namespaces[] "
-         "ContainerResourceMetricSource.container", LABEL),
+        ("Container.name Volume.name VolumeMount.name PodResourceClaim.name ResourceClaim.name "
+         "PodAffinityTerm.namespaces[] ContainerResourceMetricSource.container", LABEL),
         ("ResourceClaim.request", {"pattern": f"^({_LABEL})?$", "maxLength": 63}),
         ("Toleration.key", {"pattern": f"^(({_LABEL}(\\.{_LABEL})*/)?{_WORD})?$"}),
         ("ConfigMapVolumeSource.name SecretVolumeSource.secretName ConfigMapProjection.name SecretProjection.name",
@@ -81,7 +80,8 @@ FORMS: dict[str, Schema] = {
          "ServiceAccountTokenProjection.path SeccompProfile.localhostProfile", INSIDE),
         ("ContainerPort.containerPort GRPCAction.port", PORT),
         ("ContainerPort.name", {"pattern": f"^({_SERVICE})?$", "maxLength": 15}),
-        ("TCPSocketAction.port HTTPGetAction.port", {**PORT, "type": ["integer", "string"], "pattern": f"^{_SERVICE}$", "maxLength": 15}),
+        ("TCPSocketAction.port HTTPGetAction.port", {**PORT, "type": ["integer", "string"],
+          "pattern": f"^{_SERVICE}$", "maxLength": 15}),
         ("ConfigMapVolumeSource.defaultMode SecretVolumeSource.defaultMode DownwardAPIVolumeSource.defaultMode "
          "ProjectedVolumeSource.defaultMode KeyToPath.mode DownwardAPIVolumeFile.mode", MODE),
         ("Probe.initialDelaySeconds Probe.periodSeconds Probe.successThreshold Probe.failureThreshold "
@@ -89,10 +89,11 @@ FORMS: dict[str, Schema] = {
         ("Probe.terminationGracePeriodSeconds TopologySpreadConstraint.maxSkew TopologySpreadConstraint.minDomains "
          "MetricTarget.averageUtilization", {"minimum": 1}),
         ("PreferredSchedulingTerm.weight WeightedPodAffinityTerm.weight", {"minimum": 1, "maximum": 100}),
-        ("SecurityContext.runAsUser SecurityContext.runAsGroup PodSecurityContext.runAsUser PodSecurityContext.runAsGroup "
-         "PodSecurityContext.fsGroup PodSecurityContext.supplementalGroups[]", ID),
+        ("SecurityContext.runAsUser SecurityContext.runAsGroup PodSecurityContext.runAsUser"
+         " PodSecurityContext.runAsGroup PodSecurityContext.fsGroup PodSecurityContext.supplementalGroups[]", ID),
         ("LabelSelectorRequirement.key NodeSelectorRequirement.key PodAffinityTerm.topologyKey", QUALIFIED),
-        ("PodAffinityTerm.matchLabelKeys[] PodAffinityTerm.mismatchLabelKeys[] TopologySpreadConstraint.matchLabelKeys[]",
+        ("PodAffinityTerm.matchLabelKeys[] PodAffinityTerm.mismatchLabelKeys[] "
+         "TopologySpreadConstraint.matchLabelKeys[]",
          QUALIFIED),
         ("LabelSelector.matchLabels", keyed(QUALIFIED["pattern"], LABEL_VALUE)),
         ("ResourceRequirements.limits ResourceRequirements.requests",

@@ -212,7 +212,9 @@ def test_every_string_arrives_as_it_is_or_is_refused(helm: Helm, job: str) -> No
     wrong = {marker: INJECTED for marker, pattern in narrow.items() if not re.search(pattern, INJECTED)}
     refused = rendered(helm, substituted(values, wrong)).stderr
     # Below a name that is refused, nothing else is looked at.
-    places = [place for place, marker in pointers(values) if marker in wrong and not {*re.findall(MARKER, place)} & {*wrong}]
+    places = [
+        place for place, marker in pointers(values) if marker in wrong and not {*re.findall(MARKER, place)} & {*wrong}
+    ]
     assert len(places) > 5
     assert [place for place in places if f"at '{place}'" not in refused] == []
 
@@ -272,7 +274,9 @@ def test_names_that_are_words_or_numbers_of_yaml_stay_names(helm: Helm, api: str
     plain = manifests("x1x", "x2x", "--set=fullnameOverride=off")
     assert (
         list(
-            differences(manifests("123", "1e3", "--set=fullnameOverride=off"), substituted(plain, {"x1x": "123", "x2x": "1e3"}))
+            differences(
+                manifests("123", "1e3", "--set=fullnameOverride=off"), substituted(plain, {"x1x": "123", "x2x": "1e3"})
+            )
         )
         == []
     )

@@ -2,8 +2,8 @@
 
     kubectl proxy --port 8011 & python tests/chart/verdicts.py http://127.0.0.1:8011
 
-writes verdicts.json.xz anew, from dry runs that create nothing. Each string, number, and name in the chart's schema takes
-values of many forms, in an object that has the field and what its definition requires beside it.
+writes verdicts.json.xz anew, from dry runs that create nothing. Each string, number, and name in the chart's schema
+takes values of many forms, in an object that has the field and what its definition requires beside it.
 """
 
 import copy
@@ -24,8 +24,8 @@ FILE = Path(__file__).with_name("verdicts.json.xz")
 CHART = Path(__file__).parents[2] / "charts/torchtally"
 
 STRINGS = [
-    "a", "1a", "a.b", "a_b", "A", "a/b", "example.com/a", "a=b", "a b", "a:1", "-a", "a..b", "/a", "a/../b", "..", "/", "",
-    "$(A)", "ä", "0", "1Gi", "http", "10.0.0.0/8", "10.0.0.1", "a" * 16, "a" * 64, "a" * 254, "CAP_A", "limits.cpu",
+    "a", "1a", "a.b", "a_b", "A", "a/b", "example.com/a", "a=b", "a b", "a:1", "-a", "a..b", "/a", "a/../b", "..", "/",
+    "",     "$(A)", "ä", "0", "1Gi", "http", "10.0.0.0/8", "10.0.0.1", "a" * 16, "a" * 64, "a" * 254, "CAP_A", "limits.cpu",
     "metadata.name", "RuntimeDefault", "v1",
 ]  # fmt: skip
 NUMBERS = [-1, 0, 1, 100, 511, 512, 65535, 65536, 2**31]
@@ -141,8 +141,20 @@ PLACES: dict[str, Callable[[Any], tuple[str, dict[str, Any]]]] = {
 }
 
 # What a field takes where its definition does not say more.
-PLAIN = {"mountPath": "/a", "operator": "In", "topologyKey": "a", "whenUnsatisfiable": "DoNotSchedule", "type": "Resource"}
-PLAIN |= {"cidr": "10.0.0.0/8", "divisor": "1", "resource": "limits.cpu", "fieldPath": "metadata.name", "apiVersion": "v1"}
+PLAIN = {
+    "mountPath": "/a",
+    "operator": "In",
+    "topologyKey": "a",
+    "whenUnsatisfiable": "DoNotSchedule",
+    "type": "Resource",
+}
+PLAIN |= {
+    "cidr": "10.0.0.0/8",
+    "divisor": "1",
+    "resource": "limits.cpu",
+    "fieldPath": "metadata.name",
+    "apiVersion": "v1",
+}
 NEEDED: dict[str, list[Schema]] = {  # by definition: what it needs beside a field, the first that an API server takes
     "EnvFromSource": [{"configMapRef": {"name": "a"}}],
     "LabelSelectorRequirement": [{"values": ["a"]}],
@@ -151,7 +163,11 @@ NEEDED: dict[str, list[Schema]] = {  # by definition: what it needs beside a fie
     "NodeSelectorTerm": [{"matchExpressions": [{"key": "a", "operator": "Exists"}]}],
     "PodAffinityTerm": [{"labelSelector": {"matchLabels": {"a": "b"}}}],
     "TopologySpreadConstraint": [{"labelSelector": {"matchLabels": {"a": "b"}}}],
-    "Toleration": [{"operator": "Exists"}, {"operator": "Equal", "key": "a"}, {"effect": "NoExecute", "key": "a", "operator": "Exists"}],
+    "Toleration": [
+        {"operator": "Exists"},
+        {"operator": "Equal", "key": "a"},
+        {"effect": "NoExecute", "key": "a", "operator": "Exists"},
+    ],
     "Container": [{"image": "a"}, {"image": "a", "ports": [{"containerPort": 1, "name": "a"}]}],
     "Probe": [{"exec": {"command": ["a"]}}],
     "ImageVolumeSource": [{"reference": "a"}],
@@ -166,9 +182,17 @@ NEEDED: dict[str, list[Schema]] = {  # by definition: what it needs beside a fie
     ],
     "PersistentVolumeClaimSpec": [{"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}],
     "EphemeralVolumeSource": [
-        {"volumeClaimTemplate": {"spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}}}
+        {
+            "volumeClaimTemplate": {
+                "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}
+            }
+        }
     ],
-    "MetricTarget": [{"type": "AverageValue", "averageValue": "1"}, {"type": "Utilization"}, {"type": "Value", "value": "1"}],
+    "MetricTarget": [
+        {"type": "AverageValue", "averageValue": "1"},
+        {"type": "Utilization"},
+        {"type": "Value", "value": "1"},
+    ],
     "MetricSpec": [{"type": name} for name in ("Resource", "Pods", "Object", "External", "ContainerResource")],
     "ResourceFieldSelector": [{"containerName": "main"}],
     "ConfigMapKeySelector": [{"name": "a"}],
@@ -183,7 +207,7 @@ NEEDED: dict[str, list[Schema]] = {  # by definition: what it needs beside a fie
 
 
 def leaves(schema: Schema, root: Schema, where: str) -> Iterator[tuple[str, list[Any], list[Build]]]:
-    """Each string, number and name in it by its definition and field, what to try, and ways to build the whole value."""
+    """Each string, number and name in it by its definition and field, what to try, and ways to build all of it."""
     name = ""
     while "$ref" in schema or "allOf" in schema:
         if "$ref" in schema:
@@ -214,7 +238,9 @@ def leaves(schema: Schema, root: Schema, where: str) -> Iterator[tuple[str, list
 
 
 def _around(name: str, schema: Schema, key: str, builds: list[Build], root: Schema) -> list[Build]:
-    required = {each: minimal(schema["properties"][each], root, each) for each in schema.get("required", []) if each != key}
+    required = {
+        each: minimal(schema["properties"][each], root, each) for each in schema.get("required", []) if each != key
+    }
 
     def around(value: Any, build: Build, needed: Schema) -> Any:
         return {**copy.deepcopy(required), **copy.deepcopy(needed), key: build(value)}
@@ -289,7 +315,9 @@ def main(server: str) -> None:
                 unseen.add(where)
         FILE.write_bytes(lzma.compress(json.dumps(list(found.values()), sort_keys=True).encode(), preset=9))
     print(*(f"no value of {where} is taken" for where in sorted(unseen - done)), sep="\n", file=sys.stderr)
-    print(f"{len(found)} values, {sum(taken for *_, taken in found.values())} of them legal, {FILE.stat().st_size} bytes")
+    print(
+        f"{len(found)} values, {sum(taken for *_, taken in found.values())} of them legal, {FILE.stat().st_size} bytes"
+    )
 
 
 if __name__ == "__main__":
