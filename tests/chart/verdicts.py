@@ -25,7 +25,7 @@ CHART = Path(__file__).parents[2] / "charts/torchtally"
 
 STRINGS = [
     "a", "1a", "a.b", "a_b", "A", "a/b", "example.com/a", "a=b", "a b", "a:1", "-a", "a..b", "/a", "a/../b", "..", "/",
-    "",     "$(A)", "ä", "0", "1Gi", "http", "10.0.0.0/8", "10.0.0.1", "a" * 16, "a" * 64, "a" * 254, "CAP_A", "limits.cpu",
+    "", "$(A)", "ä", "0", "1Gi", "http", "10.0.0.0/8", "10.0.0.1", "a" * 16, "a" * 64, "a" * 254, "CAP_A", "limits.cpu",
     "metadata.name", "RuntimeDefault", "v1",
 ]  # fmt: skip
 NUMBERS = [-1, 0, 1, 100, 511, 512, 65535, 65536, 2**31]
@@ -283,6 +283,7 @@ def main(server: str) -> None:
         body = json.dumps(manifest)
         if connection.sock is None:
             connection.connect()
+            assert connection.sock
             connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.request(
             "POST", f"{path}?dryRun=All&fieldValidation=Strict", body, {"Content-Type": "application/json"}
