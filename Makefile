@@ -12,6 +12,7 @@ export PATH := $(CURDIR)/.venv/bin:$(TOOLS_DIR):$(CURDIR)/.tools/uv/bin:$(PATH)
 
 LOCK := trainer/pyproject.toml trainer/uv.lock
 CHART := charts/torchtally
+HELM_DOCS := helm-docs --chart-search-root charts --sort-values-order file --log-level error
 
 # More than there are cores, because many tests wait.
 TEST_PROCESSES ?= $(shell expr 3 \* $$(getconf _NPROCESSORS_ONLN))
@@ -135,7 +136,7 @@ e2e-faults: .venv/.dev ## run all fault tests on such a cluster and write build/
 
 .PHONY: lint
 lint: .venv/.dev ## run ruff, mypy, import-linter, shellcheck, hadolint, actionlint, and Helm's lint and unit tests, and check that generated files are up to date
-	@tools/install.py helm actionlint
+	@tools/install.py helm helm-docs actionlint
 	ruff check
 	ruff format --check
 	lint-imports --no-logo
@@ -150,7 +151,7 @@ lint: .venv/.dev ## run ruff, mypy, import-linter, shellcheck, hadolint, actionl
 	helm lint --strict $(CHART) --values $(CHART)/ci/kind-values.yaml
 	if helm plugin list | grep -q ^unittest; then helm unittest --strict $(CHART); \
 		else echo "lint: the chart's unit tests are skipped: tools/install.py helm-unittest installs Helm's plugin for them"; fi
-	tools/chart_values.py --check
+	$(HELM_DOCS) --dry-run | diff --ignore-trailing-space --ignore-blank-lines - $(CHART)/README.md
 	uv lock --quiet --project trainer --check
 	tools/lock.sh --check
 	$(MAKE) --no-print-directory docs-site
@@ -177,8 +178,9 @@ examples: .venv/.dev ## render examples/ from the chart
 	helm template demo $(CHART) --skip-tests >examples/fashion-mnist-gpu.yaml
 
 .PHONY: docs
-docs: .venv/.dev ## write what values.yaml says into the chart's README and schema
-	@tools/chart_values.py
+docs: ## generate the chart's README from its values
+	@tools/install.py helm-docs
+	$(HELM_DOCS)
 
 .PHONY: schema
 schema: ## write Kubernetes' definitions of the parts of a pod into the chart's values.schema.json (needs Go)

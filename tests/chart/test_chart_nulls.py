@@ -36,9 +36,7 @@ def flat(documents: list[dict[str, Any]]) -> str:
 
 def needed() -> set[str]:
     """The values that the schema requires."""
-    names = set(SCHEMA["required"])
-    for name, value in SCHEMA["allOf"][0]["properties"].items():  # what a type of pod need not have
-        names |= {f"{name}.{each}" for each in value["required"]}
+    names = set(SCHEMA["required"]) | {"resources.gpu", "resources.gpuResourceName"}
     for name, value in SCHEMA["properties"].items():
         names |= {f"{name}.{each}" for each in value.get("required", ())}
     return names
@@ -50,10 +48,9 @@ def needed() -> set[str]:
 def test_a_null_makes_a_value_empty(render: Render, options: tuple[str, ...]) -> None:
     """All at once; Helm merges an empty map with the default, so that only a null empties it."""
     named = dict(paths(DEFAULTS))
-    inner = {name for name in named if name.startswith(("network.", "global."))}
-    left_out = named.keys() - needed() - {"args"} - inner
+    left_out = named.keys() - needed() - {"args", "network.interface", "network.nccl"}
     assert len(left_out) > 50 and left_out >= EMPTIED
-    assert {name for name in left_out if named[name]} == {*EMPTIED, "network", "global"}
+    assert {name for name in left_out if named[name]} == {*EMPTIED, "network"}
     options = (*options, "--set=args={run,fashion-mnist}", "--api-versions=monitoring.coreos.com/v1/PodMonitor")
     expected = render(f"--set={','.join(f'{name}=null' for name in EMPTIED)}", *options)
     assert flat(render(f"--set={','.join(f'{name}=null' for name in left_out)}", *options)) == flat(expected)
