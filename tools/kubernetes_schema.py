@@ -38,18 +38,103 @@ OPERATOR = "io.k8s.apimachinery.pkg.apis.meta.v1.LabelSelectorRequirement"
 
 Schema = dict[str, Any]
 
-_LABELS = {"type": ["object", "null"], "additionalProperties": {"type": ["string", "null"]}}
+# Forms of strings, and limits of numbers, which the API server's validation has and its OpenAPI document lacks.
+# tests/chart/verdicts.py asks an API server what it takes in each field.
+_LABEL = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+LABEL: Schema = {"pattern": f"^{_LABEL}$", "maxLength": 63}
+SUBDOMAIN: Schema = {"pattern": f"^{_LABEL}(\\.{_LABEL})*$", "maxLength": 253}
+_WORD = "[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
+QUALIFIED: Schema = {"pattern": f"^({_LABEL}(\\.{_LABEL})*/)?{_WORD}$"}
+LABEL_VALUE: Schema = {"type": ["string", "null"], "pattern": f"^({_WORD})?$"}
+_PART = r"([^/.][^/]*|\.|\.[^/.][^/]*|\.\.[^/]+)"  # of a path, but not ..
+INSIDE: Schema = {"pattern": f"^({_PART}(/{_PART}?)*)?$"}
+VARIABLE: Schema = {"pattern": "^[ !-<>-~]*$"}  # printable ASCII without "="
+KEY: Schema = {"pattern": "^([-_a-zA-Z0-9]|\\.[-_a-zA-Z0-9])[-._a-zA-Z0-9]*$", "maxLength": 253}
+_SERVICE = "([0-9]+-?)*[a-z](-?[a-z0-9])*"  # has a letter
+PORT: Schema = {"minimum": 1, "maximum": 65535}
+MODE: Schema = {"minimum": 0, "maximum": 511}
+ID: Schema = {"minimum": 0, "maximum": 2147483647}
+MEASURE = r"^\+?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+|[numkMGTPE]|[KMGTPE]i)?$"
+RESOURCE = f"^(cpu|memory|storage|ephemeral-storage|hugepages-.+|{_LABEL}(\\.{_LABEL})*/{_WORD})$"
+
+
+def keyed(pattern: str, value: Schema) -> Schema:
+    """A map with names of a form. With `propertyNames`, Helm would not say where a wrong one is."""
+    return {"type": ["object", "null"], "patternProperties": {pattern: value}, "additionalProperties": False}
+
+
+FORMS: dict[str, Schema] = {
+    field: form
+    for fields, form in (
+        ("Container.name Volume.name VolumeMount.name PodResourceClaim.name ResourceClaim.name "
+         "PodAffinityTerm.namespaces[] ContainerResourceMetricSource.container", LABEL),
+        ("ResourceClaim.request", {"pattern": f"^({_LABEL})?$", "maxLength": 63}),
+        ("Toleration.key", {"pattern": f"^(({_LABEL}(\\.{_LABEL})*/)?{_WORD})?$"}),
+        ("ConfigMapVolumeSource.name SecretVolumeSource.secretName ConfigMapProjection.name SecretProjection.name",
+         {"minLength": 1}),
+        ("PodResourceClaim.resourceClaimName PodResourceClaim.resourceClaimTemplateName ConfigMapEnvSource.name "
+         "SecretEnvSource.name ConfigMapKeySelector.name SecretKeySelector.name", SUBDOMAIN),
+        ("EnvVar.name EnvFromSource.prefix", VARIABLE),
+        ("ConfigMapKeySelector.key SecretKeySelector.key", KEY),
+        ("VolumeMount.subPath VolumeMount.subPathExpr KeyToPath.path DownwardAPIVolumeFile.path "
+         "ServiceAccountTokenProjection.path SeccompProfile.localhostProfile", INSIDE),
+        ("ContainerPort.containerPort GRPCAction.port", PORT),
+        ("ContainerPort.name", {"pattern": f"^({_SERVICE})?$", "maxLength": 15}),
+        ("TCPSocketAction.port HTTPGetAction.port", {**PORT, "type": ["integer", "string"],
+          "pattern": f"^{_SERVICE}$", "maxLength": 15}),
+        ("ConfigMapVolumeSource.defaultMode SecretVolumeSource.defaultMode DownwardAPIVolumeSource.defaultMode "
+         "ProjectedVolumeSource.defaultMode KeyToPath.mode DownwardAPIVolumeFile.mode", MODE),
+        ("Probe.initialDelaySeconds Probe.periodSeconds Probe.successThreshold Probe.failureThreshold "
+         "Probe.timeoutSeconds SleepAction.seconds", {"minimum": 0}),
+        ("Probe.terminationGracePeriodSeconds TopologySpreadConstraint.maxSkew TopologySpreadConstraint.minDomains "
+         "MetricTarget.averageUtilization", {"minimum": 1}),
+        ("PreferredSchedulingTerm.weight WeightedPodAffinityTerm.weight", {"minimum": 1, "maximum": 100}),
+        ("SecurityContext.runAsUser SecurityContext.runAsGroup PodSecurityContext.runAsUser"
+         " PodSecurityContext.runAsGroup PodSecurityContext.fsGroup PodSecurityContext.supplementalGroups[]", ID),
+        ("LabelSelectorRequirement.key NodeSelectorRequirement.key PodAffinityTerm.topologyKey", QUALIFIED),
+        ("PodAffinityTerm.matchLabelKeys[] PodAffinityTerm.mismatchLabelKeys[] "
+         "TopologySpreadConstraint.matchLabelKeys[]",
+         QUALIFIED),
+        ("LabelSelector.matchLabels", keyed(QUALIFIED["pattern"], LABEL_VALUE)),
+        ("ResourceRequirements.limits ResourceRequirements.requests",
+         keyed(RESOURCE, {"$ref": "#/definitions/Quantity"})),
+        ("ContainerPort.hostPort", {"minimum": 0, "maximum": 65535}),
+        ("VolumeMount.recursiveReadOnly", {"enum": ["Disabled", "Enabled", "IfPossible", "", None]}),
+        ("ObjectFieldSelector.apiVersion", {"enum": ["v1", "", None]}),
+        ("ObjectFieldSelector.fieldPath", {"pattern":
+            r"^(metadata\.(name|namespace|uid|(labels|annotations)(\['.+'\])?)|spec\.(nodeName|serviceAccountName)"
+            r"|status\.(hostIP|hostIPs|podIP|podIPs))$"}),
+        ("ResourceFieldSelector.resource", {"pattern":
+            "^(limits|requests)\\.(cpu|memory|ephemeral-storage|hugepages-.+)$"}),
+        ("IPBlock.cidr", {"pattern": "^[0-9a-fA-F.:]+/[0-9]{1,3}$"}),
+        ("Sysctl.name", {"pattern": "^([a-z0-9]([-_a-z0-9]*[a-z0-9])?[./])*[a-z0-9]([-_a-z0-9]*[a-z0-9])?$"}),
+        ("NFSVolumeSource.path", {"pattern": "^/"}),
+        ("CSIVolumeSource.driver", {"pattern": "^[A-Za-z0-9]([-A-Za-z0-9.]*[A-Za-z0-9])?$", "maxLength": 63}),
+        ("HostPathVolumeSource.path", {"pattern": f"^/?{INSIDE['pattern'][1:]}"}),
+        ("ServiceAccountTokenProjection.expirationSeconds", {"minimum": 600}),
+        ("HTTPHeader.name", {"pattern": "^[-A-Za-z0-9]+$"}),
+    )
+    for field in fields.split()
+}  # fmt: skip
+EMPTY: set[str] = {  # required strings that may be empty
+    "HTTPHeader.value", "Sysctl.value", "ClusterTrustBundleProjection.path", "PodCertificateProjection.keyType",
+    "PodCertificateProjection.signerName", "ContainerRestartRule.action", "ContainerRestartRuleOnExitCodes.operator",
+}  # fmt: skip
+
+_ANNOTATIONS = keyed(QUALIFIED["pattern"], {"type": ["string", "null"]})
+_LABELS = keyed(QUALIFIED["pattern"], LABEL_VALUE)
 # In place of definitions that the document leaves open, or that allow fields which have no effect here.
 OTHERWISE: dict[str, Schema] = {
     "io.k8s.apimachinery.pkg.api.resource.Quantity": {
         "type": ["string", "number", "null"],
-        "pattern": "^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$",
+        "minimum": 0,
+        "pattern": MEASURE,
     },
     "io.k8s.apimachinery.pkg.util.intstr.IntOrString": {"type": ["integer", "string", "null"]},
     # Kubernetes reads only these fields in the metadata of a volumeClaimTemplate.
     "io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta": {
         "type": ["object", "null"],
-        "properties": {"annotations": _LABELS, "labels": _LABELS},
+        "properties": {"annotations": _ANNOTATIONS, "labels": _LABELS},
         "additionalProperties": False,
     },
 }
@@ -108,11 +193,21 @@ def _definition(name: str, source: Schema, words: dict[tuple[str, str], list[str
         return OTHERWISE[name]
     required = set(source.get("required", []))
     properties = {
-        key: _part(part, key in required, words.get((name, key), [])) for key, part in source["properties"].items()
+        key: _formed(f"{_last(name)}.{key}", _part(part, key in required, words.get((name, key), [])), key in required)
+        for key, part in source["properties"].items()
     }
     # An unknown field is a mistake, which an API server drops silently.
     found = {"type": ["object", "null"], "properties": properties, "additionalProperties": False}
     return {**found, "required": sorted(required)} if required else found
+
+
+def _formed(field: str, part: Schema, required: bool) -> Schema:
+    """The schema of a field with the form that it must have."""
+    form = FORMS.get(field, {})
+    found = form if "$ref" in part and form else part | form  # what stands beside a $ref has no effect
+    if f"{field}[]" in FORMS:
+        found["items"] = part["items"] | FORMS[f"{field}[]"]
+    return {"minLength": 1, **found} if required and part.get("type") == "string" and field not in EMPTY else found
 
 
 def _part(source: Schema, required: bool, words: list[str]) -> Schema:
@@ -121,6 +216,8 @@ def _part(source: Schema, required: bool, words: list[str]) -> Schema:
         return _reference(source)
     kind = source["type"]
     part: Schema = {"type": kind if required else [kind, "null"]}
+    if source.get("format") == "int32":
+        part["maximum"] = 2**31 - 1
     if "items" in source:
         part["items"] = _part(source["items"], True, words)
     elif "additionalProperties" in source:

@@ -20,7 +20,8 @@ VALUES: dict[str, tuple[str, ...]] = {
     "defaults": (),
     **{path.stem: ("-f", str(path)) for path in sorted((ROOT / "charts/torchtally/ci").iterdir())},
     "amd": ("--set", "resources.gpuResourceName=amd.com/gpu,resources.gpu=8,image.tag=rocm,nprocPerNode=auto"),
-    "command": ("--set", "task=,command={bash,-c},args={python main.py}"),
+    "command": ("--set", "task=,command={bash,-c},args={python main.py},master.image.tag=v1,master.args={a.py}"),
+    "ports": ("--set", "network.port=23457,ports[0].containerPort=8080,workingDir=/app,metrics.enabled=true"),
     "elastic": (
         "--set=elasticPolicy.minReplicas=1,elasticPolicy.maxReplicas=4,elasticPolicy.maxRestarts=3,model.enabled=false",
         '--set-json=elasticPolicy.rdzvConf=[{"key":"last_call_timeout","value":"5"}]',

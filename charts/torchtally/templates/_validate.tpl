@@ -116,6 +116,10 @@
 {{- if and .existingClaim (not .enabled) }}
 {{- $errors = append $errors (printf "model.existingClaim is %q but model.enabled is false: set model.enabled to true, or remove model.existingClaim" .existingClaim) }}
 {{- end }}
+{{- $subPath := tpl .subPath $ }}
+{{- if or (hasPrefix "/" $subPath) (has ".." (splitList "/" $subPath)) }}
+{{- $errors = append $errors (printf "model.subPath is %q, but it must be a path inside the claim: leave out / at its beginning, and .." $subPath) }}
+{{- end }}
 {{- if and .existingClaim .storageClass }}
 {{- $errors = append $errors (printf "model.storageClass is %q but model.existingClaim is %q, which already has a storage class: remove one of them" .storageClass .existingClaim) }}
 {{- end }}
@@ -191,6 +195,9 @@
 {{- range $values.volumeMounts }}
 {{- if has (trimSuffix "/" .mountPath) (values $mounts) }}
 {{- $errors = append $errors (printf "%svolumeMounts contains %s, where the chart mounts a volume: choose another path" $prefix .mountPath) }}
+{{- end }}
+{{- if or (eq .mountPath "/") (and (not $values.command) (regexMatch "^/opt(/torchtally(/venv)?)?/?$" .mountPath)) }}
+{{- $errors = append $errors (printf "%svolumeMounts contains %s, where the image has its program: choose another path" $prefix .mountPath) }}
 {{- end }}
 {{- if not (has .name $volumes) }}
 {{- $errors = append $errors (printf "%svolumeMounts refers to %s, but volumes has no volume of that name" $prefix .name) }}
