@@ -19,7 +19,6 @@ from transformers import (
     TrainerCallback,
     TrainingArguments,
 )
-from transformers.trainer_utils import get_last_checkpoint
 
 from torchtally import Account, Batch, Steps, each_row
 from torchtally.integrations.transformers import AccountMixin
@@ -99,7 +98,9 @@ with Account(task="counted", plan={"train": steps if how == "steps" else EPOCHS}
         | options
     )
     optimizer = model.optimizer()
-    last = get_last_checkpoint(folder)
+    # The Trainer writes this file last: a kill can leave a checkpoint without it.
+    whole = [path.parent for path in Path(folder).glob("checkpoint-*/trainer_state.json")]
+    last = str(max(whole, key=lambda path: int(path.name.partition("-")[2]))) if whole else None
     without = how == "no mixin" or (how == "checkpoint without" and not last)
     trainer = (Plain if without else Accounted)(
         model=model,
