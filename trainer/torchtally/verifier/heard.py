@@ -51,4 +51,4 @@ class Heard:
         shown = ", ".join(rotated[:_SHOWN]) + ", ..." * (len(rotated) > _SHOWN)
         what = "the log begins" if len(rotated) == 1 else "logs begin"
         gone = f"rotated: {what} in the middle, and the earlier lines are gone ({shown})"
-        return [f"{gone}; the run's proof.json takes their place"]
+        return [f"{gone}; a proof.json of the run, given beside the logs, takes their place"]
