@@ -2,6 +2,7 @@
 
 import copy
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +66,7 @@ def test_the_nodes_have_what_kubeflow_trainer_gives_them(tmp_path: Path) -> None
         "PET_NPROC_PER_NODE": "2",
         "PET_NODE_RANK": "1",
         "PET_MASTER_ADDR": "demo-node-0-0",
-        "PET_MASTER_PORT": "29400",
+        "PET_MASTER_PORT": "29500",
     }
     assert found.others == ()
     assert (
@@ -114,6 +115,29 @@ def test_a_runtime_that_is_not_in_the_file(tmp_path: Path) -> None:
     )
 
 
+def misshapen() -> Iterator[tuple[list[Object], str]]:
+    """Runtimes, changes of a runtime, and objects around a job, with the field that has another type or is missing."""
+    for spec, sentence in (
+        ({}, "ClusterTrainingRuntime team-torch is invalid: spec.template.spec.replicatedJobs: Required value"),
+        ({"template": "x"}, "spec.template in body must be of type object"),
+        ({"template": {"spec": {"replicatedJobs": [1]}}}, "spec.replicatedJobs[0] in body must be of type object"),
+        ({**RUNTIME["spec"], "mlPolicy": {"numNodes": "2"}}, "spec.mlPolicy.numNodes in body must be of type integer"),
+    ):
+        yield [RUNTIME | {"spec": spec}, trainjob("true")], sentence
+    for changes, sentence in (
+        ({"runtimePatches": ["x"]}, "spec.runtimePatches[0] in body must be of type object"),
+        ({"podTemplateOverrides": [{"targetJobs": ["node"]}]}, "targetJobs[0] in body must be of type object"),
+    ):
+        yield [RUNTIME, trainjob("true", **changes)], sentence
+    for kind, spec, sentence in (
+        ("AppWrapper", {"components": ["x"]}, "spec.components[0] in body must be of type object"),
+        ("AppWrapper", {"resources": {"GenericItems": "x"}}, "spec.resources.GenericItems in body must be of type"),
+        ("Experiment", {"trialTemplate": "x"}, "Experiment lost is invalid: spec.trialTemplate: Invalid value"),
+        ("Experiment", {"parameters": ["rate"]}, "spec.parameters[0] in body must be of type object"),
+    ):
+        yield [{"kind": kind, "metadata": {"name": "lost"}, "spec": spec}], sentence
+
+
 def test_what_is_not_valid_or_cannot_run(tmp_path: Path) -> None:
     mpi = copy.deepcopy(RUNTIME)
     mpi["spec"]["mlPolicy"] = {"mpi": {}}
@@ -133,6 +157,7 @@ def test_what_is_not_valid_or_cannot_run(tmp_path: Path) -> None:
         ),
         ([RUNTIME, trainjob("true", trainer={"env": twice})], 'spec.trainer.env[1]: Duplicate value: {"name":"A"}'),
         ([trainjob("true") | {"apiVersion": "kubeflow.org/v1"}], "'kubeflow.org/v1' is no version of TrainJob"),
+        *misshapen(),
     ):
         with pytest.raises(Refused) as refused:
             manifest.load(write(tmp_path, *documents))

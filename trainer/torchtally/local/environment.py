@@ -24,7 +24,7 @@ _INHERITED = re.compile(
     r"|TORCHTALLY_.+"  # where the image would set the folders of the data and the model
 )
 _REFERENCE = re.compile(r"\$(?:\$|\(([^)]*)\))")
-_TRAINER_PORT = 29400  # of Kubeflow Trainer
+_TRAINER_PORT = 29500  # of Kubeflow Trainer
 _SUBSCRIPT = re.compile(r"metadata\.(labels|annotations)\['(.+)'\]")
 
 

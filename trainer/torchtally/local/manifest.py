@@ -43,7 +43,7 @@ def load(path: str, name: str | None = None, *, observe: bool = False) -> Manife
     With `observe`, its pods have the observer.
     """
     source = "stdin" if path == "-" else path
-    documents = [_without_nulls(document) for document in _documents(path, source, observe)]
+    documents = [*_documents(path, source, observe)]
     jobs = [document for document in documents if document.get("kind") in (KIND, trainjob.KIND)]
     names = [_title(job).partition(" ")[2] for job in jobs]
     if not jobs:
@@ -93,6 +93,9 @@ def _objects(documents: list[Any], source: str) -> Iterator[dict[str, Any]]:
         if not isinstance(document, dict):
             found = f"{schema.json_type(document)}: {str(document)[:60]!r}"
             raise Refused(f"{source}: not a Kubernetes object, but {found}")
+        document = _without_nulls(document)
+        if problems := [*schema.wrapper_errors(document)]:
+            raise Refused(f"{source}: {_title(document)} is invalid: {'; '.join(problems)}")
         if (inner := wrapped.inside(document)) is not None:
             yield from _objects([*inner], source)
         else:

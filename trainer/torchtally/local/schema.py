@@ -1,6 +1,7 @@
 """What the API server would refuse before the operator sees it: wrong types, fields that do not exist.
 
-The job's own fields are few and stand here; a pod template is Kubernetes' own type, which its client describes.
+The job's own fields are few and stand here; a pod template is Kubernetes' own type, which its client describes. Of what
+stands around a job, only the fields that are read here are known.
 """
 
 import base64
@@ -14,6 +15,8 @@ from kubernetes import client
 
 # A shape is the name of a type as Kubernetes' client writes it, or the fields of an object.
 Shape = str | Mapping[str, "Shape"]
+_MORE = "*"  # among the fields of an object: others are taken as well
+_ANY: Mapping[str, Shape] = {_MORE: "object"}
 
 _QUANTITY = re.compile(
     r"^(\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))"
@@ -77,15 +80,54 @@ _TRAIN_JOB: Shape = {
         "initializer": "object",
         "labels": "Dict[str, str]",
         "annotations": "Dict[str, str]",
-        "podTemplateOverrides": "List[object]",
-        "runtimePatches": "List[object]",
+        "podTemplateOverrides": "List[PodTemplateOverride]",
+        "runtimePatches": "List[RuntimePatch]",
         "suspend": "bool",
         "managedBy": "str",
         "activeDeadlineSeconds": "int",
         "ttlSecondsAfterFinished": "int",
     },
 }
+_REPLICATED: Mapping[str, Shape] = {
+    "template": {"spec": {"replicatedJobs": "List[ReplicatedJob]", **_ANY}, **_ANY},
+    **_ANY,
+}
+_AROUND: Mapping[str, Shape] = {  # objects in which a job is, or that it names, by their kind
+    "TrainingRuntime": {"spec": {"mlPolicy": {"numNodes": "int", "torch": _ANY, **_ANY}, **_REPLICATED}, **_ANY},
+    "AppWrapper": {
+        "spec": {"components": "List[Item]", "resources": {"GenericItems": "List[Item]", **_ANY}, **_ANY},
+        **_ANY,
+    },
+    "Trial": {"spec": _ANY, **_ANY},
+    "Experiment": {
+        "metadata": _ANY,
+        "spec": {
+            "parameters": "List[Parameter]",
+            "trialTemplate": {"trialParameters": "List[Item]", "trialSpec": {"metadata": _ANY, **_ANY}, **_ANY},
+            **_ANY,
+        },
+        **_ANY,
+    },
+}
 _OWN: Mapping[str, Shape] = {
+    "Item": _ANY,
+    "Named": {"name": "str", **_ANY},
+    "Parameter": {"name": "str", "feasibleSpace": {"list": "List[object]", **_ANY}, **_ANY},
+    "ReplicatedJob": {
+        "name": "str",
+        "template": {
+            "spec": {
+                "backoffLimit": "int",
+                "podFailurePolicy": {"rules": "List[Item]", **_ANY},
+                "template": {"spec": {"containers": "List[Named]", **_ANY}, **_ANY},
+                **_ANY,
+            },
+            **_ANY,
+        },
+        **_ANY,
+    },
+    "RuntimePatch": {"trainingRuntimeSpec": _REPLICATED, **_ANY},
+    "PodTemplateOverride": {"targetJobs": "List[Named]", "metadata": _ANY, "spec": _ANY},
     "ReplicaSpec": {"replicas": "int", "restartPolicy": "str", "template": "V1PodTemplateSpec"},
     "RDZVConf": {"key": "str", "value": "str"},
 }
@@ -122,9 +164,24 @@ def errors(job: Mapping[str, Any]) -> Iterator[str]:
 def train_job_errors(job: Mapping[str, Any]) -> Iterator[str]:
     """What the API server would say of this TrainJob."""
     found = [*_errors(job, _TRAIN_JOB, "")]
-    yield from found
-    for path in () if found else (("metadata", "name"), ("spec", "runtimeRef", "name")):
-        value: Any = job
+    yield from found or _missing(job, ("metadata", "name"), ("spec", "runtimeRef", "name"))
+
+
+def runtime_errors(runtime: Mapping[str, Any]) -> Iterator[str]:
+    """What it would say of a runtime of TrainJobs."""
+    found = [*_errors(runtime, _AROUND["TrainingRuntime"], "")]
+    yield from found or _missing(runtime, ("spec", "template", "spec", "replicatedJobs"))
+
+
+def wrapper_errors(document: Mapping[str, Any]) -> Iterator[str]:
+    """What it would say of an object that wraps a job; nothing of any other."""
+    return _errors(document, _AROUND.get(str(document.get("kind")), _ANY), "")
+
+
+def _missing(document: Mapping[str, Any], *paths: tuple[str, ...]) -> Iterator[str]:
+    """What an object of the right shape lacks."""
+    for path in paths:
+        value: Any = document
         for name in path:
             value = value.get(name) or {}
         if not value:
@@ -172,6 +229,8 @@ def _errors(value: Any, shape: Shape, path: str) -> Iterator[str]:
         yield from _of_type(value, "object", path)
         for key, item in value.items() if isinstance(value, dict) else ():
             field = f"{path}.{key}" if path else str(key)
+            if key not in shape and _MORE in shape:
+                continue
             if key not in shape:
                 yield f'strict decoding error: unknown field "{field}"'
             else:

@@ -44,14 +44,16 @@ def local_job(
     if runtime is None:
         warnings.append(f"{named} is not in the file: a runtime of one plain container takes its place")
         runtime = {"spec": {"template": {"spec": {"replicatedJobs": [{"name": CONTAINER}]}}}}
+    if problems := [*schema.runtime_errors(runtime)]:
+        raise Refused(f"{named} is invalid: {'; '.join(problems)}")
     policy = runtime["spec"].get("mlPolicy") or {}
     if other := next((each for each in policy if each not in ("numNodes", "torch")), None):
         raise Refused(f"{title} cannot run here: its runtime has mlPolicy.{other}, and only mlPolicy.torch is known")
     jobs = runtime["spec"]["template"]["spec"]["replicatedJobs"]
-    own = next((copy.deepcopy(each) for each in jobs if each["name"] == CONTAINER), None)
+    own = next((copy.deepcopy(each) for each in jobs if each.get("name") == CONTAINER), None)
     if own is None:
         raise Refused(f"{title} cannot run here: {named} has no replicated job named {CONTAINER}")
-    beside = [each["name"] for each in jobs if each["name"] != CONTAINER]
+    beside = [each.get("name") for each in jobs if each.get("name") != CONTAINER]
     warnings += [f"the replicated job {name} of {named} does not run here" for name in beside]
     trainer = spec.get("trainer") or {}
     batch = own.get("template", {}).get("spec", {})
@@ -103,7 +105,11 @@ def _patches(spec: Object) -> Iterator[Object]:
     """What the job changes in the template of its nodes: `runtimePatches`, and `podTemplateOverrides` before 2.2."""
     for patch in spec.get("runtimePatches") or []:
         jobs = patch.get("trainingRuntimeSpec", {}).get("template", {}).get("spec", {}).get("replicatedJobs") or []
-        yield from (each["template"]["spec"]["template"] for each in jobs if each.get("name") == CONTAINER)
+        yield from (
+            each.get("template", {}).get("spec", {}).get("template", {})
+            for each in jobs
+            if each.get("name") == CONTAINER
+        )
     for override in spec.get("podTemplateOverrides") or []:
         if any(target.get("name") == CONTAINER for target in override.get("targetJobs") or []):
             yield {name: override[name] for name in ("metadata", "spec") if name in override}

@@ -11,15 +11,14 @@ Object = dict[str, Any]
 
 
 def inside(document: Object) -> Iterator[Any] | None:
-    """The objects that an object wraps; None if it wraps none."""
-    spec = document.get("spec") if isinstance(document.get("spec"), dict) else {}
-    assert isinstance(spec, dict)
+    """The objects that an object of the right shape wraps; None if it wraps none."""
+    spec = document.get("spec", {})
     match document.get("kind"):
         case "List":
             return iter(document.get("items") or [])
         case "AppWrapper":
-            old = (spec.get("resources") or {}).get("GenericItems") or []
-            components = [each.get("template") for each in spec.get("components") or []]
+            old = spec.get("resources", {}).get("GenericItems", [])
+            components = [each.get("template") for each in spec.get("components", [])]
             return iter([*components, *(each.get("generictemplate") for each in old)])
         case "Trial":
             return iter([spec["runSpec"]] if "runSpec" in spec else [])
@@ -30,17 +29,17 @@ def inside(document: Object) -> Iterator[Any] | None:
 
 def _trial(document: Object, spec: Object) -> Iterator[Object]:
     """The first trial of an experiment: each parameter has its first value."""
-    template = spec.get("trialTemplate") or {}
-    if not isinstance(trial := template.get("trialSpec"), dict):
+    template = spec.get("trialTemplate", {})
+    if not (trial := template.get("trialSpec")):
         return
-    first = {each["name"]: _first(each.get("feasibleSpace") or {}) for each in spec.get("parameters") or []}
-    values = {each["name"]: first.get(each.get("reference"), "") for each in template.get("trialParameters") or []}
+    first = {each.get("name"): _first(each.get("feasibleSpace", {})) for each in spec.get("parameters", [])}
+    values = {each.get("name"): first.get(each.get("reference"), "") for each in template.get("trialParameters", [])}
     text = _PARAMETER.sub(lambda found: json.dumps(values.get(found[1], found[0]))[1:-1], json.dumps(trial))
     found: Object = json.loads(text)
-    name = (document.get("metadata") or {}).get("name") or "trial"
-    found["metadata"] = {"name": name, **(found.get("metadata") or {})}
+    name = document.get("metadata", {}).get("name", "trial")
+    found["metadata"] = {"name": name, **found.get("metadata", {})}
     yield found
 
 
 def _first(space: Object) -> str:
-    return str(next(iter(space.get("list") or []), space.get("min", "")))
+    return str(next(iter(space.get("list", [])), space.get("min", "")))
