@@ -355,11 +355,11 @@ def test_pods_that_count_their_restarts_start_again_in_place(tmp_path: Path, und
 
 @pytest.mark.nightly
 def test_a_parameter_server_that_dies_starts_again_with_all_others_from_the_beginning(tmp_path: Path) -> None:
-    with Training(tmp_path, "OnFailure", task=["parameter-server", "--epochs", "40"], workers=3) as training:
-        server = training.process(WORKER, rank)
+    with Training(tmp_path, "OnFailure", task=["parameter-server", "--epochs", "40"], workers=2) as training:
+        server = training.process(MASTER, rank)
         training.until_reported(MASTER, events.Epoch, epoch=2)
         server.kill()
-        training.until(f"rank 1 ({WORKER}) was ended by signal 9")
+        training.until(f"rank 0 ({MASTER}) was ended by signal 9")
         training.until_reported(MASTER, events.Epoch, epoch=1)
         ended = training.end()
     assert ended.verdict.outcome is Outcome.SUCCEEDED
@@ -367,7 +367,6 @@ def test_a_parameter_server_that_dies_starts_again_with_all_others_from_the_begi
 
     proof = training.output / "proof.json"
     assert proofs.predicate(proof).holds
-    (line,) = (line for line in proofs.lines(proof) if line["phase"] == "all")
-    verified = training.verified("--run", line["run"])
+    verified = training.verified()
     assert verified.returncode == 0, verified.stdout
-    assert "2 ranks, train 40 epochs, test 40 epochs" in verified.stdout
+    assert "3 ranks, train 40 epochs, test 40 epochs" in verified.stdout

@@ -105,8 +105,3 @@ _LOST_A_PEER = re.compile(
 def lost_a_peer(error: str) -> bool:
     """Whether `error`, as `type: text`, is the consequence of a lost peer."""
     return _LOST_A_PEER.match(error) is not None
-
-
-def lost_by_rpc(error: RuntimeError) -> bool:
-    """Whether the callee of an RPC is gone, or did not answer in time."""
-    return re.search(_LOST_BY_RPC, str(error)) is not None

@@ -90,9 +90,6 @@
 {{- $errors = append $errors (printf "schedulingPolicy.minAvailable is %d but the job has %d pods: it would never start" (int .Values.schedulingPolicy.minAvailable) $pods) }}
 {{- end }}
 
-{{- if and .Values.metrics.enabled (has "parameter-server" (prepend (.Values.args | default list) .Values.task)) }}
-{{- $errors = append $errors "metrics.enabled is true, but the task parameter-server serves no metrics: set it to false" }}
-{{- end }}
 {{- if and .Values.metrics.enabled (eq (int .Values.metrics.port) (int $api.port)) }}
 {{- $errors = append $errors (printf "metrics.port is %d, which is the rendezvous port: choose another port" (int $api.port)) }}
 {{- end }}

@@ -44,7 +44,6 @@ def test_a_stranger_at_another_address_reaches_no_port_of_a_job(environment: dic
     with launched.job(environment, tmp_path, 3) as job:
         pods = job.all(["run", "parameter-server", "--epochs", "100000", *output])
         launched.until("a step was made", lambda: pods[0].line().startswith("epoch "))
-        assert "the table by rpc" in pods[0].errors
         found = [each for pod in pods for each in listening(psutil.Process(pod.process.pid))]
         assert len(found) >= 1 + 3 + 3  # the store, and gloo and RPC of each rank
         assert {address for address, _ in found} == {"127.0.0.1"}

@@ -26,7 +26,7 @@ from torchtally.accounting.proofs.printing import emit
 from torchtally.accounting.proofs.proving import enforce, prove
 from torchtally.atomic_file import replace
 from torchtally.checkpoints import checkpoint_file
-from torchtally.commands.setup import load_task, set_up
+from torchtally.commands.load import load_task
 from torchtally.distributed import preflight, process_group
 from torchtally.environment import Places
 from torchtally.errors import Refused, Volume
@@ -37,6 +37,7 @@ from torchtally.proof import table
 from torchtally.training import artifacts, loop
 from torchtally.training.artifacts import MODEL, sha256_text
 from torchtally.training.loop import FOLDER
+from torchtally.training.setup import set_up
 from torchtally.training.task import Samples, Task
 from torchtally.training.weights import mismatch
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from torchtally import compat, tasks
 from torchtally.accounting.account import Account
-from torchtally.commands.setup import load_task, set_up
+from torchtally.commands.load import load_task
 from torchtally.distributed import process_group, shared_memory
 from torchtally.environment import Places
 from torchtally.options import Training
@@ -17,6 +17,7 @@ from torchtally.pod import stacks
 from torchtally.pod.failure import exit_rank
 from torchtally.training import artifacts
 from torchtally.training.loop import Loop
+from torchtally.training.setup import set_up
 from torchtally.training.task import Task
 
 compat.import_optimizers()  # before the fork of the ranks, which share it

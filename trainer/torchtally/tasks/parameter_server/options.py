@@ -10,10 +10,10 @@ from torchtally.proof.contract import Contract
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Training):
-    """An embedding table on a parameter server; DDP and RPC together."""
+    """An embedding table on a parameter server, used by RPC, and a layer under DDP."""
 
     epochs: int = override_default("epochs", 100)
-    batch_size: int = option(5, "samples of each trainer in a step", type=whole_number(1, 1 << 31), metavar="N")
+    batch_size: int = option(5, "samples of each rank in a step", type=whole_number(1, 1 << 31), metavar="N")
     lr: float = override_default("lr", 0.05)
     global_batch_size: int | None = not_offered("global_batch_size")
     contract: Contract | None = not_offered("contract")
@@ -22,11 +22,9 @@ class Options(Training):
     keep: int = not_offered("keep")
     checkpoints: str | None = not_offered("checkpoints")
     data: Path | None = not_offered("data")
-    mlflow: str | None = not_offered("mlflow")
-    tensorboard: str | None = not_offered("tensorboard")
     form: Literal["rpc", "collective"] = option(
         "rpc",
-        "access to the table: by RPC to the server, or by collective calls, with its rows sharded over the server and "
-        "the trainers",
+        "access to the table: by RPC to rank 0, which holds it, or by collective calls, with its rows sharded over all "
+        "ranks",
         choices=("rpc", "collective"),
     )

@@ -1,6 +1,6 @@
 """Synthetic bags of indices: an index's class is its remainder by 8, and a bag's label its most frequent class.
 
-training.py has the roles of the ranks. In one process this task is like any other.
+training.py has the loop of each rank. In one process this model is like any other.
 """
 
 import hashlib
@@ -8,12 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from torchtally.options import Training
 from torchtally.tasks.parameter_server.options import Options
-from torchtally.training import artifacts
 from torchtally.training.task import Samples, Task
 
 ROWS, WIDTH, CLASSES = 100, 16, 8
@@ -67,9 +65,7 @@ def fit(name: str, options: Training, output: Path) -> None:
     from torchtally.tasks.parameter_server import training  # imports RPC, which an evaluation does without
 
     assert isinstance(options, Options)
-    trained = training.fit(name, options, output)
-    if dist.get_rank() == 0:
-        trained.write(output, artifacts.training(name, options, TASK.fingerprint))
+    training.fit(name, options, output)
 
 
 def _samples(n: int, seed: int) -> Samples:

@@ -9,12 +9,11 @@ from typing import Any
 
 import torch
 
-from torchtally import events, tasks
+from torchtally import events
 from torchtally.distributed import process_group
 from torchtally.environment import Places, Process
 from torchtally.errors import Refused
 from torchtally.log import log
-from torchtally.options import Training
 from torchtally.pod import device, stacks
 from torchtally.training.task import Samples, Task
 
@@ -26,19 +25,9 @@ class RankContext:
     process: Process
     run: str  # the run's id
     began: int  # when rank 0 began this start: milliseconds since 1970
-    task: Task
     train: Samples  # on the CPU
     test: Samples  # on the CPU
     device: torch.device
-
-
-def load_task(name: str, options: Training) -> Task:
-    """Load the task. Raises Refused on every rank if it cannot be loaded on any, and Lost."""
-    try:
-        return tasks.load(name, options)
-    except Refused as refused:
-        process_group.join(Process.from_env(os.environ), {}, str(refused))
-        raise
 
 
 def set_up(task: Task, data: Path | None, facts: Mapping[str, Any], prepare: Callable[[], None]) -> RankContext:
@@ -81,4 +70,4 @@ def set_up(task: Task, data: Path | None, facts: Mapping[str, Any], prepare: Cal
     assert train is not None and test is not None and where is not None
 
     process_group.create(store, process, where)
-    return RankContext(process=process, run=run, began=began, task=task, train=train, test=test, device=where)
+    return RankContext(process=process, run=run, began=began, train=train, test=test, device=where)
