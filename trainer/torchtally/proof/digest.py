@@ -42,6 +42,7 @@ INDEX_POWERS = 3
 WORDS = OF_POSITIONS + INDEX_POWERS
 NAMES = (*(f"S_{k}" for k in range(POWERS)), "G", *(f"I_{k + 1}" for k in range(INDEX_POWERS)))
 _BLOCK = 1 << 15  # indices at a time: an epoch may end after any number of them
+_FEW = 32  # progressions, for which Python's numbers are faster than arrays
 _PACKED = struct.Struct(f">{WORDS}Q")
 
 
@@ -137,6 +138,9 @@ def of_progression(positions: Progression, g: int) -> Digest:
 
 def of_progressions(first: Words, stride: int, count: int, g: int) -> Words:
     """The words of `of_progression(...).of_positions` for each of these first positions, as a row."""
+    if len(first) < _FEW:
+        each = [of_progression(Progression(int(one), stride, count), g).of_positions for one in first]
+        return np.array(each, dtype=np.uint64).reshape(len(first), OF_POSITIONS)
     x = first + np.uint64(1)
     a, words = x % np.uint64(P), []
     for *lower, highest in _terms(stride, count):
