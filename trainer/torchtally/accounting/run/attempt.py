@@ -155,7 +155,9 @@ class Attempt:
     def cause(self, error: BaseException) -> BaseException:
         """Return what ends this start: the error of another rank where that rank is lost, and else this one's."""
         if not isinstance(error, Ending) and lost_a_peer(f"{type(error).__name__}: {error}"):
-            error = self._failures.first() or Lost(f"another rank went away ({str(error).splitlines()[0]})")
+            error = Lost(f"another rank went away ({str(error).splitlines()[0]})")
+        if isinstance(error, Lost):
+            error = self._failures.first() or error
         self.tell(error)
         return error
 
