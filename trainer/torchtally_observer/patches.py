@@ -57,6 +57,11 @@ def _observe_loaders(module):
         except StopIteration:
             _end(self, "whole")
             raise
+        except Exception:
+            handing = self._torchtally_pass
+            if handing is not None and handing is not _NOT_YET:
+                process.guarded(handing.failed, self)
+            raise
         handing = self._torchtally_pass
         if handing is not None and handing is not _NOT_YET:
             try:
@@ -117,6 +122,15 @@ class Handing:
         if self._replayed is not False and self._replays(iterator):
             return
         self._pass.received(index, batch)
+
+    def failed(self, iterator):
+        """`__next__` has raised an error of the dataset. A loop may catch it, and ask for the next batch."""
+        if not self._in_order:
+            self._unordered_index(iterator)
+            return
+        waiting = len(getattr(iterator, "_task_info", ()))  # which has all requests but the one that failed
+        while len(self.asked) > waiting:
+            self.asked.popleft()
 
     def end(self, how):
         """The pass is over."""

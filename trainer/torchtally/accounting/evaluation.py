@@ -81,8 +81,8 @@ def evaluate(
         keep: Function that returns the part of a batch's outputs to keep, one row per sample.
 
     Raises:
-        ValueError: A sum does not have one value per sample. Or, with `keep`, a sample is not in this rank's shard of
-            the contract `exact` in the dataset's order (rank, rank + world, rank + 2 world, ...).
+        ValueError: A sum does not have one value per sample. Or, with `keep`, the samples are not those of this rank's
+            shard of the contract `exact` in the dataset's order (rank, rank + world, rank + 2 world, ...), each once.
     """
     rank, world = dist.get_rank(), dist.get_world_size()
     if isinstance(model, DistributedDataParallel):
@@ -94,7 +94,7 @@ def evaluate(
     for buffer in model.buffers():  # BatchNorm's differ: the last step of each rank was with its own samples
         dist.broadcast(buffer, src=0, group=_group_for(buffer))
 
-    count, kept = 0, torch.empty(0)
+    count, kept, times = 0, torch.empty(0), torch.empty(0)
     totals = dict.fromkeys(sums, torch.zeros((), dtype=torch.float64))
     with _evaluating(model):
         for indices, data, *_ in batches:
@@ -112,14 +112,22 @@ def evaluate(
             if keep is not None:
                 part = keep(outputs).cpu()
                 if not count:
-                    kept = torch.zeros((Shard(n=n, rank=rank, world=world).size, *part.shape[1:]), dtype=part.dtype)
+                    size = Shard(n=n, rank=rank, world=world).size
+                    kept, times = torch.zeros((size, *part.shape[1:]), dtype=part.dtype), torch.zeros(size)
                 if not bool(((indices >= 0) & (indices < n) & (indices % world == rank)).all()):
                     raise ValueError(
                         f"rank {rank} of {world} cannot keep rows of the samples {_few(indices.tolist())}, only of "
                         f"{_few(range(n)[rank::world])} of {n}: take them in the dataset's order, none twice"
                     )
                 kept.index_copy_(0, indices // world, part)
+                times.index_add_(0, indices // world, torch.ones(rows))
             count += rows
+    if bool((times != 1).any()):
+        wrong = (times != 1).nonzero().flatten() * world + rank
+        raise ValueError(
+            f"rank {rank} of {world} cannot keep one row of each sample: it was given none or several of "
+            f"{_few(wrong.tolist())}"
+        )
 
     added = torch.tensor([count, *(total.item() for total in totals.values())], dtype=torch.float64)
     dist.all_reduce(added, group=own_group.of_all())

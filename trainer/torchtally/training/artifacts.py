@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import nn
 
@@ -26,6 +26,8 @@ from torchtally.proof.line import PREFIX
 from torchtally.proof.statement import Statement
 from torchtally.training.results import Epoch
 from torchtally.training.task import Task
+
+Written = TypeVar("Written")
 
 MODEL, PROOF = "model.pt", proof_file.NAME
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -64,7 +66,7 @@ def write_model(model: nn.Module, task: Task, output: Path, source: events.Sourc
         for name, contents in files.items():
             replace(output / name, contents)
 
-    _with_retries(write, output, source)
+    with_retries(write, output, source)
     return {name: hashlib.sha256(contents).hexdigest() for name, contents in files.items()}
 
 
@@ -89,12 +91,12 @@ def write_proof(
         lines, results = kept_lines.lines(last["run"]), [asdict(epoch) for epoch in epochs]
         proof_file.write(output / PROOF, hashes, lines, last, checkpoint=found, training=facts, epochs=results)
 
-    _with_retries(write, output, source)
+    with_retries(write, output, source)
     others = "".join(f", {output / name}" for name in hashes if name != MODEL)
     log.info(f"wrote {output / MODEL} ({sha256_text(hashes[MODEL])}){others} and {output / PROOF}")
 
 
-def _with_retries(write: Callable[[], None], output: Path, source: events.Source) -> None:
+def with_retries(write: Callable[[], Written], output: Path, source: events.Source) -> Written:
     """Write, with retries, because the training is complete. Raises Volume."""
     until = time.monotonic() + _WRITE_TIMEOUT
     while True:

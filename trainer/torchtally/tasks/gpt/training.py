@@ -211,8 +211,10 @@ def fit(name: str, options: Options, output: Path) -> None:
             )
         files = _train(account, trainer, options, found, output)
     if files and (last := account.last_line):
-        lines = kept_lines.lines(last["run"])
-        proof_file.write(output / artifacts.PROOF, files, lines, last, training=identity)
+        proof, lines = output / artifacts.PROOF, kept_lines.lines(last["run"])
+        artifacts.with_retries(
+            lambda: proof_file.write(proof, files, lines, last, training=identity), output, account.source
+        )
 
 
 def _train(
@@ -232,7 +234,7 @@ def _train(
     files = None
     if account.rank == 0:
         log.info(f"sample: {made!r}")
-        files = _write(weights, options, found, output)
+        files = artifacts.with_retries(lambda: _write(weights, options, found, output), output, account.source)
     dist.barrier()
     return files
 
