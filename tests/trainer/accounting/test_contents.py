@@ -131,12 +131,13 @@ def reads_all(read: Callable[[Data, int], Any], **options: Any) -> Data:
     return data
 
 
-def saved_in(folder: Path, epoch: int, read: Callable[[Data, int], Any], start: int, off: str = "") -> None:
-    """Train an epoch and a half from the state in a folder on; the first start ends within epoch 1, or after it."""
+def saved_in(folder: Path, epoch: int, how: str, start: int, off: str) -> None:
+    """Train two epochs. The first start ends within an epoch, or after the first one if none is named."""
     os.environ["TORCHTALLY_GUARDS"] = off
     kept = folder / f"state-{os.environ['RANK']}"
     with Account("t", epochs=2) as account:
-        loader = account.loader(Data(read, start), batch_size=SIZE, collate_fn=first)
+        data = Data((DIFFERENT | RIGHT)[how], start)
+        loader = account.loader(data, batch_size=SIZE, collate_fn=first)
         if start:
             account.load_state_dict(torch.load(kept))
         for number in account.epochs():
@@ -152,17 +153,17 @@ def saved_in(folder: Path, epoch: int, read: Callable[[Data, int], Any], start: 
 
 @pytest.mark.parametrize("world", [1, 2])
 def test_a_resume_within_an_epoch_is_of_the_same_data(world: int, tmp_path: Path, subtests: pytest.Subtests) -> None:
-    shuffled, stable = DIFFERENT["shuffled by each rank"], RIGHT["random images"]
+    shuffled, stable = "shuffled by each rank", "random images"
     cases = {"changed": (1, shuffled, ""), "stable": (1, stable, ""), "between": (0, shuffled, "")}
     cases["off"] = (1, shuffled, "-contents")
-    for how, (epoch, read, off) in cases.items():
-        with subtests.test(how):
-            folder = tmp_path / how
+    for case, (epoch, how, off) in cases.items():
+        with subtests.test(case):
+            folder = tmp_path / case
             folder.mkdir()
             for start in (0, 1):
-                found = run(world, saved_in, folder, epoch, read, start, off)
-            assert [each["code"] for each in found] == [2 * (how == "changed")] * world, found[0]["err"]
-            if how == "changed":
+                found = run(world, saved_in, folder, epoch, how, start, off)
+            assert [each["code"] for each in found] == [2 * (case == "changed")] * world, found[0]["err"]
+            if case == "changed":
                 assert "train: the data of rank 0 (pod-0) differs from that of the loaded state at" in found[0]["err"]
 
 
