@@ -259,3 +259,16 @@ def test_the_verifier_says_the_same_in_json(verify: Verify) -> None:
     [loader] = report["observation"]["loaders"]
     assert loader["passes"][0]["handed_out"] == {"0": 20, "1": 20} and loader["passes"][0]["lost"] == 20
     assert len(report["observation"]["faults"]) == 1
+
+
+def test_distinct_rows_of_a_stream_are_not_said_to_come_again() -> None:
+    """How many are distinct is an estimate."""
+    for seed in range(200):
+        rows = random.Random(seed).sample(range(1 << 32), 1000)
+        kept = base64.b64encode(np.array(sorted(rows)[:128], dtype="<u4").tobytes()).decode().rstrip("=")
+        values = json.loads(line(0, [], world=1, samples=1000).removeprefix(PREFIX))
+        for name in ("base", "sums", "order", "head", "bits"):
+            del values[name]
+        values |= {"rows": 1000, "keys": True, "smallest": kept}
+        observation = judged(PREFIX + json.dumps(values, separators=(",", ":")))
+        assert observation.loaders and not observation.remarks, (seed, observation.remarks)

@@ -17,6 +17,7 @@ from torchtally import Account, Batch, Mixture
 from torchtally.accounting.batches.step_loader import StepLoader
 from torchtally.accounting.guards import contents
 from torchtally.accounting.order.sampler import Sampler
+from torchtally.errors import Refused
 
 N, SIZE = 40, 8
 IMAGES = torch.rand(N, 3, 4, generator=torch.Generator().manual_seed(1))
@@ -130,6 +131,42 @@ def reads_all(read: Callable[[Data, int], Any], **options: Any) -> Data:
     return data
 
 
+def saved_in(folder: Path, epoch: int, how: str, start: int, off: str) -> None:
+    """Train two epochs. The first start ends within an epoch, or after the first one if none is named."""
+    os.environ["TORCHTALLY_GUARDS"] = off
+    kept = folder / f"state-{os.environ['RANK']}"
+    with Account("t", epochs=2) as account:
+        data = Data((DIFFERENT | RIGHT)[how], start)
+        loader = account.loader(data, batch_size=SIZE, collate_fn=first)
+        if start:
+            account.load_state_dict(torch.load(kept))
+        for number in account.epochs():
+            for batch in account.epoch("train", number, loader):
+                account.commit()
+                if not start and (number, batch.step) == (epoch, 1):
+                    torch.save(account.state_dict(), kept)
+                    raise Refused("the first start ends")
+            if not start and epoch == 0:
+                torch.save(account.state_dict(), kept)
+                raise Refused("the first start ends")
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_a_resume_within_an_epoch_is_of_the_same_data(world: int, tmp_path: Path, subtests: pytest.Subtests) -> None:
+    shuffled, stable = "shuffled by each rank", "random images"
+    cases = {"changed": (1, shuffled, ""), "stable": (1, stable, ""), "between": (0, shuffled, "")}
+    cases["off"] = (1, shuffled, "-contents")
+    for case, (epoch, how, off) in cases.items():
+        with subtests.test(case):
+            folder = tmp_path / case
+            folder.mkdir()
+            for start in (0, 1):
+                found = run(world, saved_in, folder, epoch, how, start, off)
+            assert [each["code"] for each in found] == [2 * (case == "changed")] * world, found[0]["err"]
+            if case == "changed":
+                assert "train: the data of rank 0 (pod-0) differs from that of the loaded state at" in found[0]["err"]
+
+
 def mixed() -> None:
     with Account(task="t", plan={"train": 1}) as account:
         parts = {"own": Data(DIFFERENT["shuffled by each rank"], account.rank), "all": TensorDataset(IMAGES)}
@@ -226,7 +263,7 @@ def test_few_samples_are_read_before_the_first_epoch_alone() -> None:
     one, other = (each["result"] for each in run(2, reads))
     assert len(one) == len(other) == 2 * N // 2 + 16
     assert one[:8] == one[8:16][::-1] == other[:8]
-    assert len(alone(reads)["result"]) == 2 * N
+    assert len(alone(reads)["result"]) == 2 * N + 16
 
 
 def made(data: Any, **options: Any) -> StepLoader:

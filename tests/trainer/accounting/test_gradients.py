@@ -151,6 +151,18 @@ def has_losses_of_zero(account: Account, loader: Iterable[Tensor], model: Times,
         previous = batch
 
 
+def adds_a_loss_of_no_weight(account: Account, loader: Iterable[Tensor], model: Times, optimizer: Any) -> None:
+    """As one that is ramped up: the batch has another one, in the same backward pass or in one before."""
+    for number, batch in enumerate(loader):
+        part = account.weigh(model(batch)) * 0
+        if number % 2:
+            part.backward()
+        whole = account.weigh(model(batch), batch)
+        (whole if number % 2 else whole + part).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
 def keeps_gradients_of_zeros(account: Account, loader: Iterable[Tensor], model: Times, optimizer: Any) -> None:
     for batch in loader:
         model.zero_grad(set_to_none=False)
@@ -246,6 +258,7 @@ RIGHT = [
     clears_both_models,
     writes_gradients_itself,
     has_losses_of_zero,
+    adds_a_loss_of_no_weight,
     keeps_gradients_of_zeros,
 ]
 
@@ -277,6 +290,24 @@ def overflows_in_a_fused_step(account: Account, loader: Iterable[Tensor], model:
     optimizer = torch.optim.SGD(model.parameters(), lr=1, fused=True)
     account.optimizer(optimizer)
     overflows(account, loader, model, optimizer)
+
+
+def multiplies_by_zero(account: Account, loader: Iterable[Tensor], model: Times, optimizer: Any) -> None:
+    for number, batch in enumerate(loader):
+        (account.weigh(model(batch)) * (number % 2)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def trains_the_worst_of_two(account: Account, loader: Iterable[Tensor], model: Times, optimizer: Any) -> None:
+    losses: list[Tensor] = []
+    for batch in loader:
+        losses.append(account.weigh(model(batch)) + 1000 * len(losses))
+        if len(losses) == 2:
+            torch.stack(losses).max().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.clear()
 
 
 def clears_too_early(
@@ -503,6 +534,8 @@ DROPPED: list[tuple[Loop, int]] = [
     (functools.partial(overflows, at=5, clears="before"), 4),  # those of the last batch are there when the epoch ends
     (functools.partial(overflows, every=2, clears="in place"), 16),
     (clears_too_early, 24),
+    (multiplies_by_zero, 24),
+    (trains_the_worst_of_two, 24),
     (functools.partial(clears_too_early, in_place=True), 24),
     (skips_after_the_backward_pass, 2 * SIZE),
 ]

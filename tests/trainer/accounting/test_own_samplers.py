@@ -144,17 +144,33 @@ def test_a_killed_run_goes_on_within_its_epoch(
     assert verified(found).holds
 
 
-def test_other_ranks_go_on_between_two_epochs_and_not_within_one(tmp_path: Path) -> None:
-    a_step = len(run(2, trains, "buckets", 1)[0]["result"][1])
+@pytest.mark.parametrize("how", ["buckets", "weighted"])
+def test_other_ranks_share_out_the_rest_of_what_all_have_drawn(
+    undisturbed: dict[str, Any], tmp_path: Path, how: str
+) -> None:
+    assert ranks.run(2, as_rank, goes_on, str(tmp_path), how, 1, killed=True) == [None, None]
+    (tmp_path / "state-2").write_bytes((tmp_path / "state-0").read_bytes())
+    assert ranks.run(3, as_rank, goes_on, str(tmp_path), how, 1, killed=True) == [None] * 3  # 2 and 3 batches are made
+    for rank in range(3):
+        (tmp_path / f"state-{rank}").write_bytes((tmp_path / "state-0").read_bytes())
+    assert ranks.run(3, as_rank, goes_on, str(tmp_path), how, 1, killed=True) == [None] * 3
+    found = run(2, goes_on, str(tmp_path), how, 0)
+    assert [each["code"] for each in found] == [0, 0], found[0]["err"]
+    assert [each["result"][0] for each in found] == [undisturbed[how][0]] * 2
+    assert verified(found).holds
+
+
+def test_other_ranks_go_on_between_two_epochs_of_what_each_has_drawn_and_not_within_one(tmp_path: Path) -> None:
+    a_step = len(run(2, trains, "tokens by rank", 1)[0]["result"][1])
     for until, code in ((a_step, 0), (1, 2)):
         folder = tmp_path / str(until)
         folder.mkdir()
-        assert ranks.run(2, as_rank, goes_on, str(folder), "buckets", until, killed=True) == [None, None]
+        assert ranks.run(2, as_rank, goes_on, str(folder), "tokens by rank", until, killed=True) == [None, None]
         (folder / "state-2").write_bytes((folder / "state-0").read_bytes())
-        found = run(3, goes_on, str(folder), "buckets", 0)
+        found = run(3, goes_on, str(folder), "tokens by rank", 0)
         assert [each["code"] for each in found] == [code] * 3, found[0]["err"]
         if code:
-            assert "has shared out this epoch over 2 ranks, and 3 cannot go on within it" in found[0]["err"]
+            assert "each of 2 ranks has drawn a part of its own, and 3 ranks cannot go on" in found[0]["err"]
         else:
             assert all(each["result"][0] == [3] * N for each in found)
             assert verified(found).holds

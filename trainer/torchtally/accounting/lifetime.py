@@ -176,7 +176,11 @@ class Lifetime:
         )
         attempt = self._attempt
         self._guards = Guards(
-            off, attempt.members, lambda: self._counting.gradients.optimizers, lambda: attempt.begins_anew
+            off,
+            attempt.members,
+            lambda: self._counting.gradients.optimizers,
+            lambda: attempt.begins_anew,
+            lambda phase: self._counting.gradients.idle(phase),
         )
         self._phases = Phases(self._progress, attempt, self._order, self._guards)
         if attempt.prints and requested:

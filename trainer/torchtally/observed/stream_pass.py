@@ -11,7 +11,7 @@ from torchtally_observer.streams import KEPT
 _RANGE = 1 << 32  # of a checksum
 _SOME = 0.05  # of the rows: less can be rows that are equal by chance
 _NEARLY_ALL = 0.95
-_AGAIN = 0.15  # of the rows of one rank that come more than once
+_AGAIN = 0.3  # of the rows of one rank that come more than once: three standard errors of `distinct`
 _FEW = 16  # distinct rows, of which nothing is said
 
 

@@ -23,15 +23,19 @@ _HASHES = 16  # of a sample: beyond, several of its leaves share one
 _SECONDS = 30  # for all reads, of which a slow dataset makes fewer
 
 Sample = tuple[int, list[int]]  # its index, and the hashes of its leaves, 0 for those that cannot be compared
+Saved = tuple[tuple[int, ...], ...]  # in a state: what must be in common to be compared, and then each sample
 
 
 class Contents(Guard):
-    """Compares the same few samples of all ranks before the first epoch of a phase."""
+    """Compares the same few samples of all ranks before the first epoch, and with those of a loaded state."""
 
     name = "contents"
-    finds = "Data that differs from rank to rank under the same index: other files, or a shuffle without a common seed"
+    finds = (
+        "Data that differs from rank to rank under the same index: other files, or a shuffle without a common seed; a "
+        "resume within an epoch of data that has changed, such as a list of files in another order"
+    )
     costs = "16 reads of samples by each rank, in one shard file if there are any, and at most 30 s"
-    refuses = "Samples that are meant to differ from rank to rank, as with an augmentation from a seed of the rank"
+    refuses = "Samples that are meant to differ, as with an augmentation from a seed of the rank or of the start"
 
 
 class _Single(ByStep):
@@ -82,14 +86,24 @@ def read(loader: data.DataLoader[Any]) -> list[Sample]:
     return [each for each in samples if any(each[1])]
 
 
-def differ(all_ranks: list[dict[str, Any]]) -> str | None:
-    """Return a sentence on the first rank whose samples differ from those of another rank.
+def saved(told: tuple[int, list[Sample]]) -> Saved:
+    """Return for a state what rank 0 has told."""
+    alike, samples = told
+    return ((alike,), *((index, *hashes) for index, hashes in samples))
+
+
+def differ(all_ranks: list[dict[str, Any]], before: Saved = ()) -> str | None:
+    """Return a sentence on the first rank whose samples differ from those of another rank, or of a loaded state.
 
     Args:
         all_ranks: The `pod` of each, and its `facts`: the `phase`, and as `_contents` what ranks must have in common to
             be compared, and the samples.
+        before: What the loaded state has.
     """
-    firsts: dict[str, tuple[str, dict[int, list[int]]]] = {}
+    firsts: dict[int, tuple[str, dict[int, list[int]]]] = {}
+    if before:
+        (alike,), *samples = before
+        firsts[alike] = "the loaded state", {index: hashes for index, *hashes in samples}
     for rank, each in enumerate(all_ranks):
         alike, samples = each["facts"]["_contents"]
         if not samples:

@@ -57,6 +57,7 @@ class Guards:
         members: The ranks that share the samples.
         optimizers: Those that the program has named so far.
         excused: Whether this start has loaded a state, or the program has said that it begins anew.
+        idle: Numbers of the optimizers that had gradients in a phase's epoch, and made no step.
 
     Attributes:
         caveats: What the last line of the run says beside its proof.
@@ -68,13 +69,14 @@ class Guards:
         members: Membership,
         optimizers: Callable[[], list[Optimizer]],
         excused: Callable[[], bool],
+        idle: Callable[[str], list[int]],
     ) -> None:
         self.steps, self._off = Steps(), [*off]
         self.apart, self.loaded = Apart(members, self.steps), Loaded(members, self.steps, optimizers)
         self.unfinished, self.changed = Unfinished(excused), Changed()
         every: list[Guard] = [
             self.apart,
-            Unchanged(self.steps),
+            Unchanged(self.steps, idle),
             Replaced(self.steps),
             self.loaded,
             self.unfinished,

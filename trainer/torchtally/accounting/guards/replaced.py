@@ -1,5 +1,8 @@
 """Weights that are put back after the last step: the proof would be of other weights than the program ends with."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from torchtally.accounting.guards.guard import Guard
 from torchtally.accounting.guards.steps import Steps
 from torchtally.checkpoints.objects import Objects
@@ -16,7 +19,8 @@ class Replaced(Guard):
     name = "replaced"
     finds = (
         "Weights that are written to after the last step of an epoch, such as those of an earlier epoch or an average "
-        "that take their place, where a checkpoint is saved, the run ends, or `write_proof()` is called"
+        "that take their place, where a checkpoint is saved, the run ends, or `write_proof()` is called. The last line "
+        "says so if the next epoch goes on with them"
     )
     costs = "A copy of up to 3 small parameters of each optimizer, after the steps 1, 2, 4, 8, … and the last"
     refuses = (
@@ -26,6 +30,14 @@ class Replaced(Guard):
 
     def __init__(self, steps: Steps) -> None:
         self._steps = steps
+
+    def tells(self, phase: str) -> Any:
+        written, self._steps.written = self._steps.written, False
+        return written
+
+    def judges(self, epoch: str, told: Mapping[int, Any]) -> str | None:
+        self.caveat = f"the program has written to the weights before {epoch}" if any(told.values()) else None
+        return None
 
     def saves(self, objects: Objects) -> str | None:
         return self.ends()

@@ -104,12 +104,13 @@ class Steps:
     Attributes:
         blind: Whether a step was compiled or captured, so that nothing is known of the parameters.
         in_parts: Whether an optimizer steps parts of parameters, as with FSDP.
+        written: Whether something else than a step has written to what the last epoch has left, since a guard asked.
         counted: How many steps of this epoch had gradients of batches, for parameters that ranks share.
         marks: The hashes of parameters that have changed, after some of these steps.
     """
 
     def __init__(self) -> None:
-        self.blind = self.in_parts = False
+        self.blind = self.in_parts = self.written = False
         self.counted = 0
         self.marks: dict[str, list[int]] = {}
         self._known: dict[int, Watched] = {}  # by the id of the parameter
@@ -164,7 +165,9 @@ class Steps:
         if not (self._recent or self._unchanged):
             return
         for each in self._kept(of):
+            lasted = each.lasts
             each.look()
+            self.written |= of.number == 1 and each.steps > 1 and each.replicated and each.lasts != lasted
             if self._unchanged or not each.steps:
                 each.keep()
             if of.number == 1 and each.left is not None:

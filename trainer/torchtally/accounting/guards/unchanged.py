@@ -1,6 +1,6 @@
 """An epoch whose steps leave nothing in the weights."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torchtally.accounting.guards.guard import Guard
@@ -13,17 +13,23 @@ class Unchanged(Guard):
     name = "unchanged"
     finds = (
         "An epoch in which no step changes a parameter: a learning rate of 0, gradients that are clipped to 0, no step "
-        "at all, or a rollback of each. The last line says so"
+        "at all, or a rollback of each; an optimizer that has gradients in an epoch, and makes no step. The last line "
+        "says so"
     )
     costs = "A comparison of up to 3 parameters in the first step of an epoch. If they stay, a hash of all parameters"
     refuses = "None: the proof holds, and its last line names the epoch"
 
-    def __init__(self, steps: Steps) -> None:
-        self._steps = steps
+    def __init__(self, steps: Steps, idle: Callable[[str], list[int]]) -> None:
+        self._steps, self._idle = steps, idle
 
     def tells(self, phase: str) -> Any:
-        return self._steps.is_unchanged(phase)
+        return self._steps.is_unchanged(phase), self._idle(phase)
 
     def judges(self, epoch: str, told: Mapping[int, Any]) -> str | None:
-        self.caveat = f"no parameter changed in {epoch}" if told and all(told.values()) else None
+        unchanged, idle = zip(*told.values(), strict=True) if told else ([False], [[]])
+        numbers = sorted({*idle[0]}.intersection(*idle))
+        self.caveat = f"no parameter changed in {epoch}" if all(unchanged) else None
+        if numbers and not self.caveat:
+            which = f"optimizer{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"
+            self.caveat = f"{which} had gradients and made no step in {epoch}"
         return None

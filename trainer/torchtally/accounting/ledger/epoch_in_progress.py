@@ -106,7 +106,7 @@ class EpochInProgress:
         phase, world = self.tally.phase, self.schedule.shard.world
         return Position(
             epoch=phase.epoch,
-            start=phase.start,
+            start=self.schedule.start if isinstance(self.schedule, Draw) else phase.start,
             steps=self.counted,
             batch=phase.batch,
             world=world,

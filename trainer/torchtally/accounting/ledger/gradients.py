@@ -15,10 +15,11 @@ from torch.optim.optimizer import Optimizer
 from torchtally import compat
 from torchtally.accounting.ledger.epoch_in_progress import EpochInProgress
 from torchtally.accounting.ledger.handed import Handed
-from torchtally.accounting.ledger.named import Named
+from torchtally.accounting.ledger.named import READ, Named
 from torchtally.errors import Refused
 
 CLEARED = "its gradients were cleared before a step"
+NOTHING = "its loss had a gradient of 0"
 AGAIN = (
     "an optimizer has stepped with the gradients of batches that count already, so it has trained them again: call "
     "optimizer.zero_grad() after each step"
@@ -46,10 +47,11 @@ class Gradients:
         self._named: list[Named] = []
         self._out: list[Handed] = []  # handed out, and neither counted nor dropped for good
         self._last: tuple[Handed, ...] = ()  # of the last loss that was weighed
-        self._cleared: list[Handed] = []  # dropped at the next step
+        self._cleared: dict[Handed, str] = {}  # dropped at the next step, and why
         self._hooks: list[Any] = []
         self._pass = -1  # the number of the last backward pass
         self._passing: list[Handed] = []  # of the backward pass in progress
+        self._reads = 0  # of gradients of losses on a GPU
         self._wrong: str | None = None  # what a step has done
         self.beyond: str | None = None  # why a batch that was handed out cannot have a loss
         self.looked = False  # whether the program has left that batch's epoch
@@ -143,7 +145,10 @@ class Gradients:
         (share,) = shares
 
         def passes(gradient: Tensor) -> Tensor | None:
-            self._passes(batches)
+            if share and self._is_zero(gradient):
+                self._pass_nothing(batches)
+            else:
+                self._passes(batches)
             return None if share == 1 else gradient * share
 
         if loss.requires_grad:
@@ -162,7 +167,7 @@ class Gradients:
                 raise Refused(f"{batch.place}: holds() must receive a batch with a loss; this one {how}")
             if not there:
                 raise Refused(f"{batch.place}: holds() must come once its gradients are there, and none are")
-            self._cleared = [each for each in self._cleared if each is not batch]
+            self._cleared.pop(batch, None)
             for optimizer in there:
                 optimizer.sought.pop(batch, None)
                 optimizer.held[batch] = None
@@ -172,7 +177,7 @@ class Gradients:
         epoch.skip(step, reason)
         for each in self._out:
             each.left_out |= each.epoch is epoch and each.step == step
-        self._cleared = [each for each in self._cleared if not each.left_out]
+        self._cleared = {each: why for each, why in self._cleared.items() if not each.left_out}
         for named in self._named:
             named.sought = {each: before for each, before in named.sought.items() if not each.left_out}
 
@@ -199,11 +204,11 @@ class Gradients:
             raise Refused(self._wrong)
 
     def _drop(self) -> None:
-        for each in self._cleared:
+        for each, why in self._cleared.items():
             each.left_out = True
-            each.epoch.skip(each.step, CLEARED)
+            each.epoch.skip(each.step, why)
             self.cleared = True
-        self._cleared = []
+        self._cleared = {}
 
     def _find(self, named: Any, wanted: str = _AS_RECEIVED) -> Handed:
         for each in reversed(self._out):
@@ -250,13 +255,28 @@ class Gradients:
             self._passing = []
             # What FSDP and DDP queue comes between: they write to the gradients at the end of a pass.
             compat.after_backward(lambda: compat.after_backward(self._has_passed))
-        if self._cleared:
-            self._cleared = [each for each in self._cleared if each not in batches]
         self._passing += batches
         for each in batches:
+            self._cleared.pop(each, None)
             for named in self._named if not each.counted else ():
                 if each not in named.held:
                     named.sought.setdefault(each, named.before)
+
+    def _is_zero(self, gradient: Tensor) -> bool:
+        """Whether the program has multiplied a loss by 0, or chosen another. On a GPU, a few are read."""
+        if type(gradient) is not Tensor or (
+            gradient.device.type != "cpu" and (self._reads == READ or compat.captures())
+        ):
+            return False
+        self._reads += gradient.device.type != "cpu"
+        return not gradient.any()
+
+    def _pass_nothing(self, batches: Iterable[Handed]) -> None:
+        """A backward pass reaches the loss of these batches, and adds nothing to the gradients."""
+        for each in batches:
+            there = each in self._passing or any(each in named.held for named in self._named)
+            if not (each.counted or each.left_out or there):
+                self._cleared.setdefault(each, NOTHING)
 
     def _look_back(self, named: Named) -> None:
         """Before a backward pass, find out what has become of the gradients of those before."""
@@ -278,6 +298,19 @@ class Gradients:
                 for named in self._named:
                     named.sought.pop(each, None)
         self._passing = []
+
+    def idle(self, phase: str) -> list[int]:
+        """Numbers of named optimizers, from 1, that have made no step in an epoch, which ends, and had gradients."""
+        stepped = {id(each) for named in self._named if phase in named.stepped for each in named.parameters}
+        found = [
+            number
+            for number, named in enumerate(self._named, 1)
+            if phase in named.reached and not any(id(each) in stepped for each in named.parameters)
+        ]
+        for named in self._named:
+            named.reached.discard(phase)
+            named.stepped.discard(phase)
+        return found
 
     @property
     def optimizers(self) -> list[Optimizer]:
@@ -304,6 +337,7 @@ class Gradients:
             if named.again:
                 self._wrong = AGAIN
         for each in ready:
+            named.stepped.add(each.phase)
             if each.left_out:
                 self._wrong = SKIPPED
             elif not each.counted:
@@ -325,7 +359,7 @@ class Gradients:
         for each in held:
             elsewhere = any(each in other.held for other in self._named)
             if not (each.counted or each.left_out or elsewhere or each in self._cleared):
-                self._cleared.append(each)
+                self._cleared[each] = CLEARED
 
 
 def _passed_over(batches: list[Handed]) -> str:

@@ -3,6 +3,7 @@
 A gradient is known by its tensor, and by how often that was written to. Its values are read only where these differ.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -13,7 +14,7 @@ from torchtally import compat
 from torchtally.accounting.ledger.handed import Handed
 from torchtally.checkpoints.objects import local, parameters_of
 
-_READ = 8  # accumulations in which gradients on a GPU are read, which waits for it
+READ = 8  # accumulations in which gradients on a GPU are read, which waits for it
 
 Mark = tuple[tuple[int, int] | None, ...]  # of each parameter's gradient: its id, and its version
 
@@ -39,11 +40,18 @@ class Named:
     again: bool = False  # whether a backward pass has added to such gradients
     looks: int = 0  # for gradients that a step has used
     reads: int = 0  # of gradients that were there
+    reached: set[str] = field(default_factory=set)  # phases of batches whose gradients it had in the epoch
+    stepped: set[str] = field(default_factory=set)  # those whose gradients it has used
+
+    @property
+    def parameters(self) -> Iterator[Tensor]:
+        """What it steps."""
+        return parameters_of(self.optimizer)
 
     @property
     def gradients(self) -> list[Tensor]:
         """Those that are there."""
-        return [each.grad for each in parameters_of(self.optimizer) if each.grad is not None]
+        return [each.grad for each in self.parameters if each.grad is not None]
 
     def mark(self) -> Mark:
         return compat.marks_of([each.grad for group in self.optimizer.param_groups for each in group["params"]])
@@ -56,6 +64,7 @@ class Named:
         for each in [each for each, before in self.sought.items() if before != now and any(now)]:
             del self.sought[each]
             self.held[each] = None
+            self.reached.add(each.phase)
 
     def find_by_hand(self) -> None:
         """Hold those whose gradients the program has put there itself, such as from `torch.autograd.grad`.
@@ -73,7 +82,7 @@ class Named:
 
         FSDP writes to the gradients in a later pass where the program accumulates them without communication.
         """
-        if self.sought and not any(isinstance(each, DTensor) for each in parameters_of(self.optimizer)):
+        if self.sought and not any(isinstance(each, DTensor) for each in self.parameters):
             self.sought = {}
 
     def is_cleared(self) -> bool:
@@ -83,7 +92,7 @@ class Named:
 
     def keeps_used(self) -> bool:
         """Whether the gradients that a step has used are still there. A loop clears them each time, or never."""
-        if not self.used or _READ in (self.looks, self.reads):
+        if not self.used or READ in (self.looks, self.reads):
             return False
         self.looks += 1
         return not self.is_cleared()
@@ -95,10 +104,10 @@ class Named:
     def is_zeroed(self) -> bool:
         """Whether gradients are all zero, as `model.zero_grad(set_to_none=False)` leaves them."""
         grads = self.gradients
-        if any(grad.is_cuda for grad in grads) and self.reads == _READ:
+        if any(grad.is_cuda for grad in grads) and self.reads == READ:
             return False
         found = any(bool(grad.any()) for grad in grads)
-        self.reads += found and self.reads < _READ
+        self.reads += found and self.reads < READ
         return not found
 
 

@@ -22,8 +22,6 @@ def place(position: Position, shard: Shard, batch: int) -> tuple[int, int]:
     The same ranks go on with their shards. Others, or other batches, share out what is left. So do the same ranks if
     samples are dropped: of these it is known how many there are, and not which rank had them.
     """
-    if position.drawn is not None:
-        return 0, position.steps
     if _is_shared_out(position, shard.world, batch):
         return position.start, position.steps
     return min(_consumed(position, shard), shard.n), 0
@@ -31,13 +29,11 @@ def place(position: Position, shard: Shard, batch: int) -> tuple[int, int]:
 
 def problem(name: str, position: Position, shard: Shard, batch: int) -> str | None:
     """Why an epoch cannot go on at this position with the ranks and batches of today."""
-    if position.drawn is not None:
-        if position.consumed and position.world != shard.world:
-            return (
-                f"{name}: its own sampler has shared out this epoch over {position.world} ranks, and {shard.world} "
-                f"cannot go on within it: go on with {position.world} ranks, or from a state between two epochs"
-            )
-    elif _consumed(position, shard) > shard.n and not _is_shared_out(position, shard.world, batch):
+    if (
+        position.drawn is None
+        and _consumed(position, shard) > shard.n
+        and not _is_shared_out(position, shard.world, batch)
+    ):
         same = f"with {position.world} ranks and {position.batch} samples a step in all, or "
         return (
             f"{name}: the last step of the epoch has repeated samples, as its contract is {shard.contract}, and only "

@@ -48,7 +48,10 @@ _end = _or_null(_numbers("[epoch, position] or null", range(MANY + 1), range(HUG
 
 @dataclass(frozen=True, kw_only=True)
 class Position:
-    """How far an epoch's order is consumed: `steps` steps of `batch` samples by `world` ranks, from `start` on."""
+    """How far an epoch's order is consumed: `steps` steps of `batch` samples by `world` ranks, from `start` on.
+
+    In an order that is drawn, `start` is a number of batches, and `batch` the size of the largest step.
+    """
 
     epoch: Annotated[int, rules.integer(1, MANY)]
     start: Annotated[int, rules.integer(0, HUGE)]
@@ -78,6 +81,14 @@ def _positions(line: Values, name: str) -> tuple[Position, ...]:
     if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
         raise line.bad(name, "a list of objects")
     return tuple(_position(Values({name: each}), name) for each in value)
+
+
+def _contents(line: Values, name: str) -> tuple[tuple[int, ...], ...]:
+    value = line.values.get(name)
+    lists = isinstance(value, list) and all(isinstance(each, list) for each in value)
+    if lists and all(are_in(each, *[range(HUGE)] * len(each)) for each in value):
+        return tuple(map(tuple, value))
+    raise line.bad(name, "a list of lists of whole numbers")
 
 
 def _worlds(line: Values, name: str) -> tuple[World, ...]:
@@ -132,6 +143,7 @@ class PhaseState:
     )
     drawn_digest: Annotated[bytes | None, _digest] = None  # of those, folded
     before: Annotated[int | None, rules.integer(0, MANY)] = None  # epochs made before the first of `Account.epochs`
+    contents: Annotated[tuple[tuple[int, ...], ...], _contents] = ()  # of a few samples, as `guards.contents` has them
     ahead: Annotated[tuple[Position, ...], _positions] = ()  # in the epochs after that of `position`, if it is complete
 
     @classmethod

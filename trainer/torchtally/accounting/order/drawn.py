@@ -5,8 +5,8 @@ what its own sampler draws, such as one that divides the samples by rank itself.
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -34,16 +34,29 @@ _AS_DRAWN = (
 Drawn = tuple[int, int]  # samples of all ranks in the steps up to one, and a hash of them and their places
 
 
+class Made(Protocol):
+    """What is made of an epoch: a position of a state."""
+
+    start: int
+    steps: int
+    world: int
+    drawn: Drawn | None
+
+
 @dataclass(frozen=True, eq=False)
 class Draw:
-    """The steps of a rank in an epoch that is drawn: a Schedule. Ranks with fewer batches have empty ones at the end.
+    """The steps of a rank in an epoch that is drawn, or in what other ranks have left of it: a Schedule.
+
+    Ranks with fewer batches have empty ones at the end.
 
     Attributes:
         shard: The epoch.
         batches: This rank's.
-        rows: Samples of all ranks in the first steps, from 0 steps on.
+        rows: Samples of all ranks before the steps and in the first ones, from 0 steps on.
         marks: Hashes of them and their places, which add up.
         skip: Number of steps, from the first on, that are made already.
+        start: Number of batches before the steps, of all ranks.
+        before: This rank's share of their samples.
     """
 
     shard: Shard
@@ -51,6 +64,8 @@ class Draw:
     rows: Words
     marks: Words
     skip: int = 0
+    start: int = 0
+    before: Indices = field(default_factory=lambda: _NONE)
 
     @property
     def steps(self) -> int:
@@ -84,8 +99,8 @@ class Draw:
         return self.reached(steps), int(self.marks[min(steps, self.steps)] >> np.uint64(1))
 
     def taken(self, steps: int) -> Indices:
-        """This rank's samples in the first steps."""
-        return np.concatenate([_NONE, *self.batches[:steps]])
+        """This rank's samples before the steps and in the first ones."""
+        return np.concatenate([self.before, *self.batches[:steps]])
 
     def arrays(self) -> Iterator[Indices]:
         """Yield this rank's sample indices of each step that is left."""
@@ -131,10 +146,10 @@ class DrawnSampler:
         """Choose an epoch. A collective call."""
         self.draw(epoch)
 
-    def draw(self, epoch: int, skip: int = 0, before: Drawn | None = None) -> Draw:
+    def draw(self, epoch: int, made: Made | None = None) -> Draw:
         """Choose an epoch, or what is left of it, and share out what all ranks draw in it. A collective call.
 
-        Raises Refused on all ranks. `before` is what the steps that are skipped had before a restart.
+        Raises Refused on all ranks. Other ranks than those that have made a part share out the rest of the batches.
         """
         problem, batches, where = None, list[Indices](), f"{self.name} epoch {epoch}"
         try:
@@ -156,7 +171,11 @@ class DrawnSampler:
                 f"{where}: the peers of data-parallel rank {peers[0]} must draw the same, and draw other samples"
             )
         same = all(drawn == of_rank[0] for drawn in of_rank.values())
-        self.schedule = self._turns(epoch, skip, batches) if same else self._own(epoch, skip, batches, of_rank)
+        self._count = len(batches)
+        self._whole = self._turns(epoch, 0, batches) if same else self._own(epoch, batches, of_rank)
+        self.schedule = self._whole
+        if made and made.drawn:
+            self.schedule = self._rest(epoch, made, batches, same=same)
         if not self.whole:
             raise Refused(
                 f"{where}: the sampler must draw samples, and draws none: load no state into it, as a resume draws the "
@@ -164,39 +183,60 @@ class DrawnSampler:
             )
         if self.contract == "exact":
             self._check(batches, where, same)
-        if before is not None and before != self.schedule.drawn(skip):
+        if made and made.drawn and made.drawn != self.schedule.drawn(self.schedule.skip):
             raise Refused(
                 f"{where}: the sampler draws other batches than before the restart: it must depend on its seed, the "
                 "epoch, and the number of epochs that it has drawn alone: load no state into it"
             )
         return self.schedule
 
-    def _turns(self, epoch: int, skip: int, batches: list[Indices]) -> Draw:
-        """Of the same batches on all ranks, this rank has every world-th."""
-        places = np.arange(len(batches), dtype=np.uint64)
-        steps = -(-len(batches) // self.world)
-        of_batches = np.zeros((2, steps * self.world), dtype=np.uint64)
-        of_batches[:, : len(batches)] = [*map(len, batches)], _hash(batches, places)
-        of_steps = of_batches.reshape(2, steps, self.world).sum(axis=2, dtype=np.uint64)
-        return self._drawn(epoch, skip, batches[self.rank :: self.world], of_steps)
+    def made(self, made: Made) -> int:
+        """The steps of an epoch that a part of it stands for."""
+        if made.world == self.world and not made.start:
+            return made.steps
+        left = max(0, self._count - made.start - made.steps * made.world)
+        return self._whole.steps - -(-left // self.world)
 
-    def _own(self, epoch: int, skip: int, batches: list[Indices], of_rank: dict[int, Any]) -> Draw:
+    def _rest(self, epoch: int, made: Made, batches: list[Indices], *, same: bool) -> Draw:
+        """What is left of an epoch, as the ranks that have made a part of it share it out, or those of today."""
+        if made.world == self.world:
+            whole = self._turns(epoch, made.start, batches) if made.start else self._whole
+            return replace(whole, skip=made.steps)
+        if not same:
+            raise Refused(
+                f"{self.name} epoch {epoch}: each of {made.world} ranks has drawn a part of its own, and {self.world} "
+                f"ranks cannot go on within it: go on with {made.world} ranks, or from a state between two epochs"
+            )
+        return self._turns(epoch, min(made.start + made.steps * made.world, len(batches)), batches)
+
+    def _turns(self, epoch: int, start: int, batches: list[Indices]) -> Draw:
+        """Of the same batches on all ranks, this rank has every world-th, from a batch on, and before it as well."""
+        of_batches = np.array([[*map(len, batches)], _hash(batches, np.arange(len(batches), dtype=np.uint64))])
+        before, rest = of_batches[:, :start], of_batches[:, start:]
+        filled = np.pad(rest.astype(np.uint64), ((0, 0), (0, -rest.shape[1] % self.world)))
+        of_steps = filled.reshape(2, -1, self.world).sum(axis=2, dtype=np.uint64)
+        made = before.sum(axis=1, dtype=np.uint64, keepdims=True)
+        share = np.concatenate([_NONE, *batches[:start][self.rank :: self.world]])
+        found = self._drawn(epoch, batches[start:][self.rank :: self.world], np.concatenate([made, of_steps], axis=1))
+        return replace(found, start=start, before=share)
+
+    def _own(self, epoch: int, batches: list[Indices], of_rank: dict[int, Any]) -> Draw:
         """Each rank has its own batches."""
         steps = max(count for count, _ in of_rank.values())
-        of_steps = torch.zeros((2, steps), dtype=torch.int64)
+        of_steps = torch.zeros((2, 1 + steps), dtype=torch.int64)  # what comes before them first
         if self._leads:
             places = np.arange(len(batches), dtype=np.uint64) * np.uint64(self.world) + np.uint64(self.rank)
-            of_steps[0, : len(batches)] = torch.tensor([*map(len, batches)])
-            of_steps[1, : len(batches)] = torch.from_numpy(_hash(batches, places).view(np.int64))
+            of_steps[0, 1 : 1 + len(batches)] = torch.tensor([*map(len, batches)])
+            of_steps[1, 1 : 1 + len(batches)] = torch.from_numpy(_hash(batches, places).view(np.int64))
         dist.all_reduce(of_steps, group=self._group)
-        return self._drawn(epoch, skip, batches, of_steps.numpy().view(np.uint64))
+        return self._drawn(epoch, batches, of_steps.numpy().view(np.uint64))
 
-    def _drawn(self, epoch: int, skip: int, batches: list[Indices], of_steps: Words) -> Draw:
+    def _drawn(self, epoch: int, batches: list[Indices], of_steps: Words) -> Draw:
         shard = Shard(
             n=self.n, rank=self.rank, world=self.world, contract=self.contract, order=DRAWN, seed=self.seed, epoch=epoch
         )
-        rows, marks = np.cumsum(np.pad(of_steps, ((0, 0), (1, 0))), axis=1, dtype=np.uint64)
-        return Draw(shard, batches, rows, marks, skip)
+        rows, marks = np.cumsum(of_steps, axis=1, dtype=np.uint64)
+        return Draw(shard, batches, rows, marks)
 
     def _check(self, batches: list[Indices], where: str, same: bool) -> None:
         """Raise Refused on all ranks unless they draw each sample once."""
@@ -245,7 +285,7 @@ class DrawnSampler:
 
     def part(self, start: int = 0, end: int | None = None) -> Draw:
         """The steps of the epoch: no other part of it is known."""
-        return self.schedule
+        return self._whole
 
     @property
     def idle(self) -> bool:

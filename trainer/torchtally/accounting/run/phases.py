@@ -1,8 +1,10 @@
 """The phases of an account: the data of each, and where its next epoch begins."""
 
+import zlib
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -294,8 +296,13 @@ class Phases:
         problem = self._attempt.problem(loaded) or self._problem(phase, epoch, batches)
         samples = [] if problem else self._samples(phase)
         alike = [self._attempt.members.first, conditions.of_this_rank(torch.device("cpu"))]
-        facts["_contents"] = repr(alike), samples
-        self._attempt.agree(facts, problem, contents.differ)
+        facts["_contents"] = zlib.crc32(repr(alike).encode()), samples
+        position = self._position(phase, epoch)
+        # Between two epochs, another order of the data loses nothing.
+        before = chosen.contents if position and position.consumed else ()
+        agreed = self._attempt.agree(facts, problem, partial(contents.differ, before=before))
+        if samples:
+            chosen = progress.phases[phase] = replace(chosen, contents=contents.saved(agreed["_contents"]))
         self._attempt.begin()
         if is_unknown(chosen.data) and self._attempt.prints and epoch == 1:
             of_samples = f" and the contents of {len(samples)} samples" if samples else ""
@@ -320,7 +327,7 @@ class Phases:
         start, skip = self._place(phase, epoch)
         drawn = None
         if isinstance(sampler, DrawnSampler):
-            drawn = sampler.draw(epoch, skip, position.drawn if position else None)
+            drawn = sampler.draw(epoch, position)
         else:
             sampler.choose(epoch, start, skip, end)
         dataset = self._dataset(phase)
@@ -340,7 +347,7 @@ class Phases:
             drawn.taken(drawn.steps) if drawn else None,
         )
         before = digest.unpack(position.dropped) if position and position.dropped else Digest()
-        if start or skip:
+        if position and position.consumed:
             resume.restore(tally, sampler.schedule, before)
         progress.phases[phase] = chosen.shared_out(epoch, start, sampler.world)
         drops = Drops(tally.run, phase, epoch, before, leads=self._attempt.members.leads)
@@ -353,12 +360,7 @@ class Phases:
     def _samples(self, phase: str) -> list[contents.Sample]:
         """A few samples of a phase's data, for the ranks that share it to compare, once."""
         dataset = self._dataset(phase)
-        if (
-            dataset is None
-            or not self._guards.has(Contents)
-            or self._read.get(phase) is dataset
-            or self._attempt.members.world == 1
-        ):
+        if dataset is None or not self._guards.has(Contents) or self._read.get(phase) is dataset:
             return []
         self._read[phase] = dataset
         return contents.read(self._loaders[phase])
@@ -367,7 +369,10 @@ class Phases:
         """From which position on the ranks share an epoch of the phase, and how many steps they skip from there."""
         if (position := self._position(phase, epoch)) is None:
             return 0, 0
-        return resume.place(position, self._shard(phase, epoch), self.samplers[phase].schedule.batch)
+        sampler = self.samplers[phase]
+        if isinstance(sampler, DrawnSampler):
+            return 0, sampler.made(position)
+        return resume.place(position, self._shard(phase, epoch), sampler.schedule.batch)
 
     def _position(self, phase: str, epoch: int) -> Position | None:
         """Where a loaded state is in an epoch of the phase."""
@@ -393,7 +398,8 @@ class Phases:
         problems = (resume.problem(phase, each, shard, sampler.schedule.batch) for each, shard in shards)
         if problem := next(filter(None, problems), None):
             return problem
-        if not sampler.schedule.steps and not sampler.schedule.shard.start:  # drop_last may leave nothing to more ranks
+        # drop_last may leave nothing to more ranks.
+        if isinstance(sampler, Sampler) and not sampler.schedule.steps and not sampler.schedule.shard.start:
             return no_step(phase, sampler)
         if not getattr(batches, "in_order", True):
             return f"{phase}: the DataLoader has in_order=False, which mixes up the steps: it must be True"
