@@ -73,6 +73,10 @@ class Training(Live):
         atomic_file.replace(self._failpoint, strike.point.encode())
         self.until(strike.point)
 
+    def beside(self, name: str, text: str) -> None:
+        """What failpoint.py reads beside its file."""
+        atomic_file.replace(self._failpoint.with_suffix(f".{name}"), text.encode())
+
     def go_on(self) -> None:
         self._failpoint.unlink(missing_ok=True)
 
