@@ -266,7 +266,7 @@ def test_a_proof_that_is_not_of_the_run_in_the_logs_is_not_used(tmp_path: Path, 
         (another, f"it is of run {bruteforce.RUN}, of which the logs have no line"),
         (ENDED, f"it is of run {bruteforce.RUN}, of which the logs have no line"),
         (event("progress", 0, 1, began + 1), f"it is of attempt 0 of run {bruteforce.RUN}, and attempt 1 came later"),
-        (event("progress", 0, 0, began + 1), f"it is of attempt 0 of 2"),
+        (event("progress", 0, 0, began + 1), "it is of attempt 0 of 2"),
     ):
         log.write_text(text)
         status, out, _ = said(tmp_path)
