@@ -217,6 +217,10 @@ def test_a_rank_that_does_not_end_on_sigterm_is_ended_in_time(alone: launched.Jo
     pod.signal(signal.SIGTERM)
     assert pod.wait() == 143
     launched.until("the rank is gone", lambda: launched.gone(rank))
+    assert pod.message == (
+        "demo-master-0 was stopped by signal 15 (SIGTERM), and ranks that did not end within 1 s were killed: "
+        "PET_SHUTDOWN_TIMEOUT sets these seconds, and terminationGracePeriodSeconds must be larger"
+    )
 
 
 @at_any_time
