@@ -202,5 +202,6 @@ FAULTS: Mapping[str, Callable[[Any, str], None]] = {
 
 
 def checkpoints(output: Path) -> list[Path]:
-    """Those of a run, the oldest first."""
-    return sorted(each for each in (output / "checkpoints").glob("*epoch-*") if not each.name.startswith("."))
+    """The whole ones of a run, the oldest first: a folder has its manifest last."""
+    found = [each for each in (output / "checkpoints").glob("*epoch-*") if not each.name.startswith(".")]
+    return sorted(each for each in found if each.is_file() or (each / "manifest.json").exists())
