@@ -76,7 +76,7 @@ test-torch: .venv/.dev ## run the observer's tests with another PyTorch and no N
 .PHONY: faults
 faults: .venv/.dev ## run the fault tests on this machine and print a table of faults and outcomes; SEEDS=100: faults that as many seeds draw
 ifdef SEEDS
-	@SEEDS=$(SEEDS) python -m pytest tests/local/test_drawn_faults.py --numprocesses 2 $(ARGS)
+	@python -m pytest tests/local/test_drawn_faults.py --seeds $(SEEDS) --numprocesses 2 $(ARGS)
 else
 	@rm -f build/faults/local.*
 	@python -m pytest tests/local/test_local_faults.py $(ARGS) && status=0 || status=$$?; \
@@ -130,8 +130,8 @@ e2e: .venv/.dev ## test chart and image on a kind cluster (E2E_CONTEXT=, E2E_IMA
 	tools/e2e.sh $(ARGS)
 
 .PHONY: e2e-faults
-e2e-faults: .venv/.dev ## run all fault tests on such a cluster and write build/faults/cluster.md (ARGS='-k out-of-memory')
-	tools/e2e.sh -k test_fault -m '' $(ARGS)
+e2e-faults: .venv/.dev ## run all fault tests on such a cluster and write build/faults/cluster.md (ARGS='-k out-of-memory'), or, with ARGS='--seeds 20', faults that as many seeds draw
+	tools/e2e.sh -k $(if $(findstring --seeds,$(ARGS)),test_drawn,test_fault) -m '' $(ARGS)
 
 .PHONY: lint
 lint: .venv/.dev ## run ruff, mypy, import-linter, shellcheck, hadolint, actionlint, and Helm's lint and unit tests, and check that generated files are up to date

@@ -31,6 +31,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="a test that needs a Docker engine, an image, or a browser fails where it would be skipped (default with "
         "CI=true)",
     )
+    parser.addoption(
+        "--seeds",
+        type=_seeds,
+        metavar="N | FIRST-LAST",
+        help="tests of faults that a seed draws: try so many seeds, or these",
+    )
+
+
+def _seeds(text: str) -> list[int]:
+    first, _, last = text.rpartition("-")
+    return [*range(int(first), int(last) + 1)] if first else [*range(int(last))]
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import argo
 import controllers
+import faults
 import nodes
 import policy
 import prometheus
@@ -137,6 +138,18 @@ def namespace(namespaces: None, request: pytest.FixtureRequest) -> Iterator[Name
     namespace.create()
     yield namespace
     namespace.delete()
+
+
+@pytest.fixture(scope="session")
+def undisturbed(operator: None, namespaces: None) -> str:
+    """The weights of the training that faults.py disturbs."""
+    namespace = Namespace("torchtally-undisturbed")
+    namespace.create()
+    try:
+        faults.train(namespace)
+        return faults.weights(namespace)
+    finally:
+        namespace.delete()
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import nodes
-from cluster import CHART, Namespace, run, wait_for
+from cluster import CHART, KIND_VALUES, Namespace, args, data_values, run, wait_for
 
 from torchtally import events
 
@@ -22,7 +22,20 @@ DATA, RENDEZVOUS, SAVE = "data", "rendezvous", "save"
 MID_EPOCH, LAST_STEP = "mid-epoch:2", f"last-step:{EPOCHS}"
 LATER = "mid-epoch:3"
 
+_TRAINING = args("--epochs", str(EPOCHS), "--batch-size", "125", "--save-seconds", "0.2")
 _INSIDE = (Path(__file__).parent / "inside.py").read_text()
+
+
+def train(namespace: Namespace, *options: str) -> None:
+    namespace.install(*KIND_VALUES, *data_values(), *_TRAINING, *options)
+
+
+def weights(namespace: Namespace) -> str:
+    """Their hash, as the master reports it, once the job has succeeded."""
+    namespace.wait_for_job("demo", "Succeeded")
+    (found,) = {event.model for event in namespace.reported(MASTER, events.Complete)}
+    assert found
+    return found
 
 
 def inside(namespace: Namespace, pod: str, *arguments: str) -> tuple[float | None, str]:
@@ -173,16 +186,25 @@ def forget_the_master_s_name(namespace: Namespace) -> float:
     return when
 
 
-def suspend_and_resume(namespace: Namespace) -> float:
-    def suspend(value: str) -> None:
-        patch = f'{{"spec": {{"runPolicy": {{"suspend": {value}}}}}}}'
-        namespace.kubectl("patch", "pytorchjob", "demo", "--type=merge", f"--patch={patch}")
+def suspend(namespace: Namespace) -> None:
+    _set_suspend(namespace, "true")
 
+
+def resume(namespace: Namespace) -> None:
+    wait_for("the pods to be gone", lambda: not namespace.list("pod"))
+    _set_suspend(namespace, "false")
+
+
+def _set_suspend(namespace: Namespace, value: str) -> None:
+    patch = f'{{"spec": {{"runPolicy": {{"suspend": {value}}}}}}}'
+    namespace.kubectl("patch", "pytorchjob", "demo", "--type=merge", f"--patch={patch}")
+
+
+def suspend_and_resume(namespace: Namespace) -> float:
     with held(namespace, MASTER, MID_EPOCH):
         when = time.time()
-        suspend("true")
-    wait_for("the pods to be gone", lambda: not namespace.list("pod"))
-    suspend("false")
+        suspend(namespace)
+    resume(namespace)
     return when
 
 

@@ -17,7 +17,7 @@ import faults
 import nodes
 import own
 import pytest
-from cluster import KIND_VALUES, ROOT, Namespace, args, built, data_values, run, script
+from cluster import ROOT, Namespace, built, run, script
 from fault_table import Row, last, lost_and_doubled, record
 from faults import DATA, LAST_STEP, MASTER, MID_EPOCH, PODS, RENDEZVOUS, SAVE, Fault, delete, kill
 from own import Training
@@ -25,7 +25,6 @@ from own import Training
 from torchtally import events
 
 WORKER = "demo-worker-1"
-TRAINING = args("--epochs", str(faults.EPOCHS), "--batch-size", "125", "--save-seconds", "0.2")
 Around = Callable[[Namespace], AbstractContextManager[list[str]]]
 _PROGRESS = (events.Saved, events.Epoch)
 
@@ -206,18 +205,6 @@ CASES = [
 ]
 
 
-def train(namespace: Namespace, *options: str) -> None:
-    namespace.install(*KIND_VALUES, *data_values(), *TRAINING, *options)
-
-
-def weights(namespace: Namespace) -> str:
-    """Their hash, as the master reports it, once the job has succeeded."""
-    namespace.wait_for_job("demo", "Succeeded")
-    (found,) = {event.model for event in namespace.reported(MASTER, events.Complete)}
-    assert found
-    return found
-
-
 def reported(namespace: Namespace, pod: str, *kinds: type[events.Event]) -> list[float]:
     """When the pod reported it, in its container's life and in the one before; seconds since 1970."""
     logs = (namespace.log(pod, previous=previous) for previous in (False, True))
@@ -230,17 +217,6 @@ def starts(namespace: Namespace) -> list[float]:
     statuses = [each for pod in namespace.list("pod").values() for each in pod["status"].get("containerStatuses", [])]
     states = [state for each in statuses for kind in ("state", "lastState") for state in each[kind].values()]
     return [datetime.fromisoformat(state["startedAt"]).timestamp() for state in states if state.get("startedAt")]
-
-
-@pytest.fixture(scope="session")
-def undisturbed(operator: None, namespaces: None) -> str:
-    namespace = Namespace("torchtally-undisturbed")
-    namespace.create()
-    try:
-        train(namespace)
-        return weights(namespace)
-    finally:
-        namespace.delete()
 
 
 @pytest.fixture(scope="session")
@@ -279,7 +255,7 @@ def undisturbed_own(own_cluster: None, operator: None, namespaces: None) -> Call
 )
 def test_fault(operator: None, namespace: Namespace, request: pytest.FixtureRequest, case: Case) -> None:
     request.getfixturevalue(case.needs)
-    start, outcome = train, weights
+    start, outcome = faults.train, faults.weights
     if case.own:
         image = request.getfixturevalue("image_with_libraries") if case.own.libraries else None
         start, outcome = functools.partial(case.own.start, image=image), case.own.outcome

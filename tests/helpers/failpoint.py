@@ -3,19 +3,23 @@
 The file that FAILPOINT names holds the kind of an event, such as Saved, or WRITING for the middle of a checkpoint's
 file, or where a pod is to pause: `step POD EPOCH SHARE` is once it has reported this share of an epoch's steps. The
 pause lasts for as long as the file holds it.
+
+Beside it, `.clock-POD` holds the seconds that a pod's clock is off, and `.slow` those that a sync of a file takes.
 """
 
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
 from torchtally import atomic_file, cli, events, standard_output
 from torchtally.checkpoints import checkpoint_file
+from torchtally.environment import pod_name
 
 WRITING = "writing"
-reported = events.emit
+reported, sync = events.emit, os.fsync
 
 
 def point() -> str:
@@ -58,8 +62,26 @@ def replace(path: Path, contents: Any) -> Path:
     return atomic_file.replace(path, write)
 
 
+def beside(name: str) -> float:
+    try:
+        return float(Path(f"{os.environ['FAILPOINT']}.{name}").read_text() or 0)
+    except FileNotFoundError:
+        return 0
+
+
+def off(clock: Callable[[], int | float], unit: int) -> Callable[[], int | float]:
+    return lambda: clock() + int(beside(f"clock-{pod_name()}") * unit)
+
+
+def slow_sync(file: int) -> None:
+    time.sleep(beside("slow"))
+    sync(file)
+
+
 def install() -> None:
     events.emit = emit
+    time.time, time.time_ns = off(time.time, 1), off(time.time_ns, 10**9)  # type: ignore[assignment]
+    os.fsync = slow_sync  # type: ignore[assignment]
 
 
 if __name__ == "__main__":

@@ -169,6 +169,21 @@ def _fill_the_folder(training: Any, pod: str) -> None:
     _kill_the_pod(training, pod)
 
 
+def _slow_the_folder(training: Any, pod: str) -> None:
+    """A checkpoint is under way when the pod is gone."""
+    training.beside("slow", "1")
+    training.go_on()
+    time.sleep(0.5)
+    _kill_the_pod(training, pod)
+    training.beside("slow", "0")
+
+
+def _set_the_clock_back(training: Any, pod: str) -> None:
+    """By an hour, and the next attempt begins before the one before it."""
+    training.beside(f"clock-{pod}", "-3600")
+    _kill_the_rank(training, pod)
+
+
 FAULTS: Mapping[str, Callable[[Any, str], None]] = {
     "kill -9 the trainer": _kill_the_rank,
     "kill -9 the agent": _kill_the_agent,
@@ -181,9 +196,12 @@ FAULTS: Mapping[str, Callable[[Any, str], None]] = {
     "lose the newest checkpoint": _lose_the_newest_checkpoint,
     "damage the newest checkpoint": _damage_the_newest_checkpoint,
     "no room for checkpoints": _fill_the_folder,
+    "a slow volume": _slow_the_folder,
+    "the clock set back": _set_the_clock_back,
 }
 
 
 def checkpoints(output: Path) -> list[Path]:
-    """Those of a run, the oldest first."""
-    return sorted(each for each in (output / "checkpoints").glob("*epoch-*") if not each.name.startswith("."))
+    """The whole ones of a run, the oldest first: a folder has its manifest last."""
+    found = [each for each in (output / "checkpoints").glob("*epoch-*") if not each.name.startswith(".")]
+    return sorted(each for each in found if each.is_file() or (each / "manifest.json").exists())

@@ -27,12 +27,8 @@ pytestmark = pytest.mark.timeout(600)
 ALWAYS = [3, 14]  # seeds that every change is to pass
 
 
-def seeds() -> list[int]:
-    """Those of SEEDS: a number of them, or the first and the last."""
-    if not (asked := os.environ.get("SEEDS")):
-        return ALWAYS
-    first, _, last = asked.rpartition("-")
-    return [*range(int(first), int(last) + 1)] if first else [*range(int(last))]
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    metafunc.parametrize("seed", metafunc.config.getoption("--seeds") or ALWAYS)
 
 
 class Training(Live):
@@ -73,6 +69,10 @@ class Training(Live):
         atomic_file.replace(self._failpoint, strike.point.encode())
         self.until(strike.point)
 
+    def beside(self, name: str, text: str) -> None:
+        """What failpoint.py reads beside its file."""
+        atomic_file.replace(self._failpoint.with_suffix(f".{name}"), text.encode())
+
     def go_on(self) -> None:
         self._failpoint.unlink(missing_ok=True)
 
@@ -108,7 +108,6 @@ def undisturbed(folder: Path, job: Job) -> str:
         return known.read_text()
 
 
-@pytest.mark.parametrize("seed", seeds())
 def test_a_drawn_job_ends_with_the_weights_of_an_undisturbed_one(
     tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, seed: int
 ) -> None:

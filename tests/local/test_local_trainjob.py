@@ -2,6 +2,7 @@
 
 import copy
 import json
+import secrets
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -195,6 +196,16 @@ EXPERIMENT = {
         },
     },
 }
+
+
+@pytest.mark.engine
+def test_a_node_is_a_container_that_has_its_name_for_an_address(tmp_path: Path) -> None:
+    name = f"tt{secrets.token_hex(3)}"
+    script = "getent hosts $PET_MASTER_ADDR >/dev/null && echo $PET_NODE_RANK $PET_MASTER_ADDR"
+    trainer = {"command": ["sh", "-c", script], "image": "debian:trixie-slim", "numNodes": 1}
+    job = trainjob("", trainer=trainer) | {"metadata": {"name": name}}
+    ended = run_script(write(tmp_path, RUNTIME, job), "--docker")
+    assert (ended.returncode, ended.stdout) == (0, f"[{name}-node-0-0] 0 {name}-node-0-0\n"), ended.stderr
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ class Source:
     rank: Annotated[int | None, "global rank of the process; null in events of the pod's entry point"] = None
     run: Annotated[str | None, "id of the run, as in tally lines; null before the ranks have agreed on it"] = None
     attempt: Annotated[int | None, "number of starts of the run before this one; null if `run` is"] = None
+    began: Annotated[int | None, "when rank 0 began the attempt, as in tally lines; null if `run` is"] = None
 
 
 @dataclass(frozen=True)

@@ -217,6 +217,34 @@ def test_a_rank_that_does_not_end_on_sigterm_is_ended_in_time(alone: launched.Jo
     pod.signal(signal.SIGTERM)
     assert pod.wait() == 143
     launched.until("the rank is gone", lambda: launched.gone(rank))
+    assert pod.message == (
+        "demo-master-0 was stopped by signal 15 (SIGTERM), and ranks that did not end within 1 s were killed: "
+        "PET_SHUTDOWN_TIMEOUT sets these seconds, and terminationGracePeriodSeconds must be larger"
+    )
+
+
+LOADS = """
+import signal, time, torch, torch.distributed as dist
+from torchtally import Account
+dist.init_process_group("gloo")
+class Slow(torch.utils.data.Dataset):
+    def __len__(self): return 10000
+    def __getitem__(self, index): time.sleep(0.01); return torch.ones(1)
+asked = []
+signal.signal(signal.SIGTERM, lambda *_: asked.append(1))
+with Account(task="loads", plan={"train": 1}) as account:
+    for number, _ in enumerate(account.loader(Slow(), "train", batch_size=2, num_workers=2, trains=False)):
+        if number == 3: print("ready", flush=True)
+        if asked: asked.append(1)
+        if len(asked) > 20: print("read on", flush=True); break
+"""
+
+
+def test_the_workers_of_a_loader_outlive_the_sigterm_to_their_rank(alone: launched.Job) -> None:
+    pod = alone.start(0, python(LOADS))
+    launched.until("the workers read", lambda: pod.line() == "ready")
+    pod.signal(signal.SIGTERM)
+    assert "read on" in pod.rest()
 
 
 @at_any_time

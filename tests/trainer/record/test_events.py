@@ -278,8 +278,9 @@ def test_a_run_that_is_stopped_and_resumed(
     assert all(proved.holds for proved in master.all(events.Proved))
     assert [each.one(events.Ended) for each in (master, worker)] == [events.Ended(code=0, kind=None, cause=None)] * 2
     of_ranks = [record for record in master.of_rank if not isinstance(record.event, events.Data)]
+    first = of_ranks[0].source
     assert {record.source for record in of_ranks} == {
-        events.Source(pod="demo-master-0", rank=0, run=of_ranks[0].source.run, attempt=1)
+        events.Source(pod="demo-master-0", rank=0, run=first.run, attempt=1, began=first.began)
     }
     reports = [record for record in worker.of_rank if not isinstance(record.event, events.Data)]
     assert {type(record.event) for record in reports} <= {events.Progress}

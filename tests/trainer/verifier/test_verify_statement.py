@@ -228,9 +228,10 @@ def test_a_checkpoint_that_is_a_folder_is_compared_with_all_its_files(tmp_path: 
     assert "shard is missing" in said(proof, "--model", folder)[1]
 
 
-def event(kind: str, rank: int | None = 0, attempt: int = 0, **fields: object) -> str:
+def event(kind: str, rank: int | None = 0, attempt: int = 0, began: int = LAST["began"], **fields: object) -> str:
     values = {"v": 1, "event": kind, "time": 2e9 + attempt, "pod": "demo-master-0", "rank": rank}
-    values |= {"run": None if rank is None else bruteforce.RUN, "attempt": None if rank is None else attempt, **fields}
+    of_run = {"run": bruteforce.RUN, "attempt": attempt, "began": began}
+    values |= {**(dict.fromkeys(of_run) if rank is None else of_run), **fields}
     return f"TORCHTALLY-EVENT {json.dumps(values, separators=(',', ':'))}\n"
 
 
@@ -260,10 +261,12 @@ def test_a_whole_log_is_not_called_rotated(tmp_path: Path, said: Said) -> None:
 def test_a_proof_that_is_not_of_the_run_in_the_logs_is_not_used(tmp_path: Path, said: Said) -> None:
     proof, log = written(tmp_path / "proof.json", PROOF), tmp_path / "demo.log"
     another = bruteforce.text(LINES[-1:]).replace(bruteforce.RUN, "another")
+    began = LAST["began"]
     for text, reason in (
         (another, f"it is of run {bruteforce.RUN}, of which the logs have no line"),
         (ENDED, f"it is of run {bruteforce.RUN}, of which the logs have no line"),
-        (event("progress", attempt=1), f"it is of attempt 0 of run {bruteforce.RUN}, and attempt 1 came later"),
+        (event("progress", 0, 1, began + 1), f"it is of attempt 0 of run {bruteforce.RUN}, and attempt 1 came later"),
+        (event("progress", 0, 0, began + 1), "it is of attempt 0 of 2"),
     ):
         log.write_text(text)
         status, out, _ = said(tmp_path)

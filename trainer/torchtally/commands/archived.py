@@ -10,6 +10,7 @@ from torchtally.proof.shard_sizes import ShardSizes
 from torchtally.proof.statement import Statement
 from torchtally.verifier import statement_check
 from torchtally.verifier.log import Complaint, Log
+from torchtally.verifier.phrasing import attempt_names
 from torchtally.verifier.problem import Problem
 from torchtally.verifier.verdict import Verdict
 
@@ -60,12 +61,12 @@ def add_to(log: Log, path: Path) -> None:
 def _stale(log: Log, stated: Statement, folder: Path) -> str | None:
     """Why a proof, which is in this folder, is not of the run in the logs, or of an end that it has gone on from."""
     run, last = stated.predicate.run, statement_check.last_of(stated)
-    if run not in log.runs and run not in log.heard.newest:
+    if run not in log.runs and run not in log.heard.attempts:
         return f"it is of run {run}, of which the logs have no line"
-    began = last.began / 1000 if last else 0
-    for attempt, time in log.heard.newest.get(run, {}).items():
-        if last and attempt != last.attempt and time > began:
-            return f"it is of attempt {last.attempt} of run {run}, and attempt {attempt} came later"
+    later = [each for each in log.heard.attempts.get(run, ()) if last and each[1] > last.began]
+    if last and later:
+        own, other = attempt_names([last.attempt_began, min(later)])
+        return f"it is of {own} of run {run}, and {other} came later"
     for name, sha256 in stated.subjects.items():
         if (folder / name).exists() and statement.sha256_of(folder / name)[1] != sha256:
             return f"{folder / name} has changed since"

@@ -118,7 +118,7 @@ def _read(told: int) -> bytes | None:
 
 def _end_orphans() -> bool:
     """End what an attempt has left behind, as the end of a container does. Returns whether all of it has ended."""
-    _signal_orphans(signal.SIGTERM, but_leaders=True)  # a tracker, which ignores it, waits for the others to end
+    _signal_orphans(signal.SIGTERM, but_daemons=True)  # a tracker, which ignores it, waits for the others to end
     began = time.monotonic()
     while (seconds := time.monotonic() - began) < _END_SECONDS:
         if seconds > _CLEAN_SECONDS:
@@ -132,9 +132,9 @@ def _end_orphans() -> bool:
     return False
 
 
-def _signal_orphans(number: signal.Signals, but_leaders: bool = False) -> None:
-    """A leader of a process group, such as PyTorch's manager of shared memory, is no worker of a rank."""
-    for pid, _, group in signals.children():
-        if not (but_leaders and pid == group):
+def _signal_orphans(number: signal.Signals, but_daemons: bool = False) -> None:
+    """A leader of a session, such as PyTorch's manager of shared memory, is no worker of a rank."""
+    for pid, _, _ in signals.children():
+        if not (but_daemons and os.getsid(pid) == pid):
             with contextlib.suppress(PermissionError):  # it has become another user's
                 os.kill(pid, number)  # it exists until this process has waited for it

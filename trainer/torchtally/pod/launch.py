@@ -205,9 +205,15 @@ def _run(parsed: Namespace, job: Job, pods: Rendezvous | None, env: Mapping[str,
             own = replace(own, code=attempts.confirmed(own.code))
             return pods.cause(own) if pods else own
     except SignalException as error:
-        signals.end_ranks(error.sigval, getattr(parsed, "shutdown_timeout", _SHUTDOWN_SECONDS))
+        seconds = getattr(parsed, "shutdown_timeout", _SHUTDOWN_SECONDS)
+        signals.end_ranks(error.sigval, seconds)
         signals.over()
         text = f"{pod_name(env)} was stopped by signal {int(error.sigval)} ({error.sigval.name})"
+        if signals.since() >= seconds:
+            text += (
+                f", and ranks that did not end within {seconds:g} s were killed: PET_SHUTDOWN_TIMEOUT sets these "
+                "seconds, and terminationGracePeriodSeconds must be larger"
+            )
         own = Failure(Kind.KNOWN, SIGNALLED + int(error.sigval), text)
         return pods.cause(own) if pods else own
     except rendezvous.Complete as sentence:

@@ -14,7 +14,7 @@ from torchtally.errors import SIGNALLED
 
 # The signals that torchrun handles by default. Its own handlers are not installed.
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-_begun = False
+_came: float | None = None  # when a signal did, time.monotonic()
 _over = False
 
 
@@ -26,12 +26,17 @@ def handle() -> None:
 
 def came() -> bool:
     """Whether a signal has come."""
-    return _begun
+    return _came is not None
+
+
+def since() -> float:
+    """Seconds since the signal came."""
+    return time.monotonic() - _came if _came is not None else 0.0
 
 
 def begun() -> bool:
     """Whether the end of this pod has begun: a signal has come, or its ranks have ended."""
-    return _begun or _over
+    return came() or _over
 
 
 def ignore() -> None:
@@ -87,9 +92,9 @@ def end_ranks(by: signal.Signals, seconds: float) -> None:
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
-    global _begun
+    global _came
     if begun():
         kill_ranks()
         os._exit(SIGNALLED + number)
-    _begun = True
+    _came = time.monotonic()
     raise SignalException(f"got signal {number}", signal.Signals(number))

@@ -141,7 +141,7 @@ def is_complete(task: str, chosen: Training, fingerprint: str, output: Path) -> 
         return False
     log.info(f"run {last['run']} in {output} is complete; another training needs another --output")
     emit_last(last)
-    source = events.Source(pod=pod_name(), run=last["run"], attempt=last["attempt"])
+    source = events.Source(pod=pod_name(), run=last["run"], attempt=last["attempt"], began=last["began"])
     events.emit(events.Complete(model=last["model"], output=str(output)), source)
     return True
 

@@ -4,10 +4,11 @@ import re
 from dataclasses import dataclass, field
 
 from torchtally import events
+from torchtally.proof.line import Attempt
 
 _EVENT = re.compile(
     re.escape(events.PREFIX) + r'\{"v":\d+,"event":"(\w+)","time":(\d{1,12}(?:\.\d{1,9})?),"pod":"([^"]*)"'
-    r'(?:,"rank":(?:null|\d+))?[^{}]*?"run":(?:null|"([^"]+)"(?:,"attempt":(\d{1,9}))?)'
+    r'(?:,"rank":(?:null|\d+))?[^{}]*?"run":(?:null|"([^"]+)"(?:,"attempt":(\d{1,9}),"began":(\d{1,15}))?)'
 )
 _BEGINS = ("begun", "resumed")
 # Rank 0 reports these behind one of those.
@@ -20,17 +21,16 @@ class Heard:
     """The events of the logs that are read, by the text of their lines."""
 
     started: dict[str, tuple[str, int]] = field(default_factory=dict)  # of runs: where and when they begin or resume
-    newest: dict[str, dict[int, float]] = field(default_factory=dict)  # of runs and attempts: time of the last event
+    attempts: dict[str, set[Attempt]] = field(default_factory=dict)  # of runs
     _middle: list[tuple[str, str]] = field(default_factory=list)  # runs and logs whose first event is a later one
     _first: dict[str, tuple[str, str]] = field(default_factory=dict)  # of the pods in the log: kind and run
 
     def add(self, text: str, where: str) -> None:
         """Add the events in a line of a log."""
-        for kind, time, pod, run, attempt in _EVENT.findall(text):
+        for kind, time, pod, run, attempt, began in _EVENT.findall(text):
             self._first.setdefault(pod, (kind, run))
             if run:
-                of_run = self.newest.setdefault(run, {})
-                of_run[int(attempt or 0)] = max(of_run.get(int(attempt or 0), 0.0), float(time))
+                self.attempts.setdefault(run, set()).add((int(attempt or 0), int(began or 0)))
             if run and kind in _BEGINS:
                 self.started.setdefault(run, (where, round(float(time) * 1000)))
 

@@ -1,8 +1,10 @@
 """Loaders that carry each sample of any dataset to the loop with its index, through any number of workers."""
 
 import inspect
+import os
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from itertools import chain, islice
 from typing import Any
 
@@ -230,6 +232,7 @@ class StepLoader(data.DataLoader[Any]):
     def __init__(self, dataset: Any, sampler: AnySampler, collate_fn: Collate | None = None, **options: Any):
         if taken := sorted(options.keys() & _TAKEN):
             raise Refused(f"the loader of an account sets {', '.join(taken)} itself")
+        options["worker_init_fn"] = partial(_begin_worker, options.get("worker_init_fn"))
         collate = collate_fn or data.default_collate
         self._sampler_of_steps = sampler
         if isinstance(dataset, data.IterableDataset):
@@ -272,6 +275,13 @@ class StepLoader(data.DataLoader[Any]):
             # DataLoader's own loop would take a third of a small step, most of it for the profiler.
             return _answered(map(self.dataset.__getitem__, requests), _first(requests.asked))
         return _answered(answers(), _first(requests.asked))
+
+
+def _begin_worker(own: Callable[[int], object] | None, number: int) -> None:
+    """Keep from a worker the signals that torchrun's agent sends to its rank's group: the rank still needs it."""
+    os.setpgrp()
+    if own:
+        own(number)
 
 
 def options_problem(options: Mapping[str, Any]) -> str | None:

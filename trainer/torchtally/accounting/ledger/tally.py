@@ -42,7 +42,7 @@ class Run:
     def source(self) -> events.Source:
         """This process, as its events name it: by its rank among all, of which some may not train."""
         rank = dist.get_rank() if dist.is_initialized() else 0  # after its end, only rank 0 has something to tell
-        return events.Source(pod=self.pod, rank=rank, run=self.run, attempt=self.attempt)
+        return events.Source(pod=self.pod, rank=rank, run=self.run, attempt=self.attempt, began=self.began)
 
 
 @dataclass(frozen=True, kw_only=True)
