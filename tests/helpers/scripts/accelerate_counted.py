@@ -31,7 +31,7 @@ with Account(task="counted", plan={"train": EPOCHS}) as account:
     saved = sorted(folder.glob("step-*"))
     if saved and how != "not loaded":
         accelerator.load_state(saved[-1])
-    steps = len(saved) * 3
+    steps = int(saved[-1].name.partition("-")[2]) if saved else 0
     for _ in account.epochs():
         given = accelerator.skip_first_batches(loader, 2) if how == "skips" and saved else loader
         for number, batch in enumerate(loader if how == "unmarked" else marked(accelerator, given)):
@@ -49,7 +49,7 @@ with Account(task="counted", plan={"train": EPOCHS}) as account:
                 optimizer.zero_grad()
             if accelerator.sync_gradients:
                 steps += 1
-                if steps % 3 == 0 and how != "saves early":
+                if account.asked_to_stop() or (steps % 3 == 0 and how != "saves early"):
                     accelerator.save_state(folder / f"step-{steps:03}")
                     accelerator.wait_for_everyone()  # rank 0 writes, and the other could die before the end of that
     report(accelerator.unwrap_model(model), folder)

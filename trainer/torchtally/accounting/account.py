@@ -25,6 +25,7 @@ from torchtally.accounting.proofs import kept_lines, proof_file
 from torchtally.accounting.run import stateful
 from torchtally.accounting.run.phases import Division
 from torchtally.accounting.run.reports import problem
+from torchtally.checkpoints import copied
 from torchtally.checkpoints.checkpoints import Checkpoints
 from torchtally.checkpoints.objects import Objects
 from torchtally.checkpoints.of_rank_0 import CheckpointsOfRank0
@@ -348,6 +349,28 @@ class Account(Lifetime):
             self._counting.checkpoints = kind(self, folder, objects, every=every, keep=keep)
             return self._counting.checkpoints
 
+    def asked_to_stop(self) -> bool:
+        """Return whether a rank has received SIGTERM or SIGINT: a loop that saves its own checkpoints saves then.
+
+        A collective call. Call it on all ranks after the same step, from the first one on. The account ends the start
+        as stopped in place of the next batch. `checkpoints` do all of this themselves.
+        """
+        with self._counting.final:
+            return not self._counting.checkpoints and self._counting.asked.ask()
+
+    def stop_as_asked(self, *, saved: bool = False) -> None:
+        """End a start that was asked to stop now, for a library. A collective call.
+
+        Args:
+            saved: Whether a checkpoint has been saved since, with a state by any name.
+
+        Raises:
+            Stopped: All ranks raise it.
+        """
+        with self._counting.final:
+            self._counting.asked.saved |= saved
+            self._counting.stop_as_asked()
+
     def replaced(self, reason: str) -> None:
         """State that the program has replaced the weights on purpose: call it on all ranks, after that.
 
@@ -418,6 +441,7 @@ class Account(Lifetime):
         """
         with self._counting.final:
             self._counting.check_saved()
+            self._counting.asked.saved = True
             return stateful.state(self._phases, self._progress, self._attempt, self._guards, hashes=True)
 
     def position_dict(self) -> dict[str, str]:
@@ -438,6 +462,27 @@ class Account(Lifetime):
         with self._counting.final:
             reported = self._counting.checkpoints is not None
             stateful.load(state, self._progress, self._attempt, self._guards, reported=reported)
+
+    def resume_from(self, path: str | os.PathLike[str] | None) -> Path | None:
+        """Return rank 0's checkpoint as each rank finds it, to be loaded by a library; None to begin the run anew.
+
+        A collective call. A pod that does not see rank 0's file or folder receives a copy, which is removed at the end
+        of the `with` statement.
+
+        Args:
+            path: A file or a folder, or None. That of rank 0 counts.
+
+        Raises:
+            Volume: The checkpoint cannot be read or copied. All ranks raise it.
+        """
+        with self._counting.final:
+            given, pod = None if path is None else Path(path), self._attempt.run.pod
+            found = copied.of_rank_0(given, pod, self._attempt.members.everyone, self._copies)
+            if found:
+                self._attempt.resumes = True
+            else:
+                self.begin_anew()
+            return found
 
     @property
     def anew(self) -> bool:

@@ -34,6 +34,20 @@ _accounts = count(1)  # of this process
 _completed: set[str] = set()  # ids of the runs that this process has completed
 
 
+def _of_one_mind(all_ranks: list[dict[str, Any]]) -> str | None:
+    """What is wrong if ranks contradict each other on whether they begin anew: they look at different folders."""
+    first = all_ranks[0]
+    for rank, each in enumerate(all_ranks):
+        if (own := each["facts"]["_anew"]) != (other := first["facts"]["_anew"]):
+            return (
+                f"rank {rank} ({each['pod']}) has anew={own} and rank 0 ({first['pod']}) has anew={other}, as if one "
+                "did not see the checkpoint: leave anew out, and load account.resume_from(path), which is rank 0's "
+                "checkpoint on all ranks; or let all pods share its volume (in the chart, "
+                "model.accessMode=ReadWriteMany)"
+            )
+    return None
+
+
 def _device() -> torch.device:
     """That on which the program's group communicates."""
     return torch.device("cuda" if "nccl" in dist.get_backend_config() else "cpu")
@@ -54,6 +68,7 @@ class Attempt:
 
     Attributes:
         anew: Whether the weights are those of a beginning, by the program's word or for want of a checkpoint.
+        resumes: Whether the program has been given a checkpoint to load.
 
     Raises:
         Refused: The processes contradict each other.
@@ -71,7 +86,7 @@ class Attempt:
         problem: str | None,
         off: Sequence[str],
     ) -> None:
-        self._process, self.anew, self._stated_anew = process, anew, anew
+        self._process, self.anew, self._stated_anew, self.resumes = process, anew, anew, False
         number = next(_accounts)
         assert dist.group.WORLD is not None
         self._default = weakref.ref(dist.group.WORLD)
@@ -80,14 +95,14 @@ class Attempt:
         stacks.listen()
         own, self._path, record = restart.find(number, process.run, task)
         # A seed of another type, which is refused with the other facts, may have no JSON form.
-        stated = {"seed": seed if type(seed) is int else repr(seed), "anew": anew, "guards off": [*off]}
+        stated = {"seed": seed if type(seed) is int else repr(seed), "_anew": anew, "guards off": [*off]}
         facts = {"task": task, "plan": dict(plan), **stated}
         of_rank_0 = {
             "_run": own,
             "_record": [record.run, record.attempt] if record else None,
             "_began": time.time_ns() // 1_000_000,
         }
-        agreed = self.agree(facts | of_rank_0, problem)
+        agreed = self.agree(facts | of_rank_0, problem, _of_one_mind)
         self._known: tuple[str, int] | None = tuple(agreed["_record"]) if agreed["_record"] else None
         self.members = Membership.of(group)
         self.begun = self._stepped = self._reported = False
@@ -160,14 +175,15 @@ class Attempt:
         return error
 
     def problem(self, loaded: State | None) -> str | None:
-        """Why this start cannot begin: it is a restart that has loaded no state, so its weights may be older."""
-        if self.begun or loaded or self.anew or not (self._known or self._process.attempt):
+        """Why this start cannot begin: it resumes and has loaded no state, so its weights may be of another moment."""
+        if self.begun or loaded or self.anew or not (self._known or self._process.attempt or self.resumes):
             return None
         file = f", or delete {self._path}" if self._known and self._path else ""
         return (
             f"run {self.run.run} of {self.run.task} is not complete, and this start has not loaded its state: call "
-            "load_state_dict() with the state in the checkpoint that the weights come from; only if the weights begin "
-            f"anew, too, pass anew=True{file}"
+            "load_state_dict() with the state in the checkpoint that the weights come from, which "
+            "account.resume_from(path) has for all ranks; only if the weights begin anew, too, pass "
+            f"anew=True{file}"
         )
 
     def take_up(self, loaded: State, *, reported: bool, grown: bool = False) -> None:

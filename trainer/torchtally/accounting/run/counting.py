@@ -24,6 +24,7 @@ from torchtally.accounting.proofs.proving import enforce, prove
 from torchtally.accounting.reporting.meeting import Meeting
 from torchtally.accounting.reporting.pace import Pace
 from torchtally.accounting.reporting.step_time import StepTime
+from torchtally.accounting.run.asked import Asked
 from torchtally.accounting.run.attempt import Attempt
 from torchtally.accounting.run.final import Final
 from torchtally.accounting.run.phases import Phases
@@ -54,6 +55,7 @@ class Counting:
 
     Attributes:
         checkpoints: Told of each commit and each batch, if there are any.
+        asked: Whether to stop, where there are none.
         phase: Name of the phase of the last batch.
         gradients: The batches whose gradients the steps of named optimizers use.
         final: What every call of the program runs in: a failure is final, also for a loop that catches it.
@@ -74,6 +76,7 @@ class Counting:
         self._steps = StepTime(attempt.members.everyone.size())
         self._meeting: Meeting | None = None  # once the run is known
         self.checkpoints: Rounds | None = None
+        self.asked = Asked(attempt.members.everyone)
         self.phase = next(iter(progress.given), "")
         self.gradients = Gradients(self._will_step, self._has_stepped)
         self._counts = 0  # steps of named optimizers that are taken note of
@@ -161,6 +164,8 @@ class Counting:
                 raise Refused(f"{current.name}: the loop has begun it again, and goes on with its first iterator")
             if self.checkpoints and current.trains and not current.repeats:
                 self._before_batch(self.checkpoints, current)
+            if self.asked.number and current.trains:
+                self.stop_as_asked()
             known = taken if isinstance(taken, Taken) else checked(taken, batches, current.where(current.handed + 1))
             batch = current.hand_out(known)
             if current.weighed:
@@ -409,6 +414,10 @@ class Counting:
             self._reports.complete(last)
         return last
 
+    def stop_as_asked(self) -> None:
+        """End a start that was asked to stop: `Account.stop_as_asked`. A call of all ranks. Raises Stopped."""
+        self.asked.end(self._attempt.run.source, self._phases.reached)
+
     def replaced(self, reason: str) -> None:
         """Take the weights of now for those of the last step: `Account.replaced`. Raises Refused."""
         self._note_steps()
@@ -424,6 +433,7 @@ class Counting:
     def close(self) -> None:
         """No longer watch the optimizers."""
         self.gradients.close()
+        self.asked.close()
         if not self._attempt.is_complete:
             self._guards.unfinished.leave(self._attempt.run.run)
 
