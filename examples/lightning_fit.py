@@ -57,7 +57,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("build/lightning"), help="folder of the checkpoints")
     output = parser.parse_args().output
     lightning.seed_everything(0)
-    dist.init_process_group("gloo")
+    dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
     with Account("lightning-fit", epochs=EPOCHS) as account:
         loader = account.loader(spirals(2000), batch_size=25, num_workers=1)
         ranks = int(os.environ["LOCAL_WORLD_SIZE"])  # of this pod

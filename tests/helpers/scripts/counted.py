@@ -75,6 +75,11 @@ def scaler() -> torch.amp.GradScaler:
     return torch.amp.GradScaler("cpu", init_scale=1.0, backoff_factor=0.9999)
 
 
+def own(folder: str) -> Path:
+    """The folder of this rank's checkpoints: one of its own, as on a volume of its own, if the variable says so."""
+    return Path(folder, f"rank-{os.environ['RANK']}" if os.environ.get("OWN_FOLDERS") else "")
+
+
 class Death:
     """Sends the last rank a signal in the batch with the number DIES_IN: 9, or that which DIES_BY tells."""
 
@@ -88,10 +93,10 @@ class Death:
             os.kill(os.getpid(), self._by)
 
 
-def report(model: Model, folder: Path) -> None:
+def report(model: Model, folder: str) -> None:
     """Write how often each sample is in the weights, and the hash of the other weights, bit for bit."""
     weights = b"".join(each.detach().numpy().tobytes() for each in model.model.parameters())
     times = [round(float(each)) for each in model.counts.weight.detach().flatten()]
-    (folder / f"found-{dist.get_rank()}.json").write_text(
+    Path(folder, f"found-{dist.get_rank()}.json").write_text(
         json.dumps({"times": times, "sha256": hashlib.sha256(weights).hexdigest()})
     )

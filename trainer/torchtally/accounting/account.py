@@ -350,25 +350,17 @@ class Account(Lifetime):
             return self._counting.checkpoints
 
     def asked_to_stop(self) -> bool:
-        """Return whether a rank has received SIGTERM or SIGINT: a loop that saves its own checkpoints saves then.
+        """Return whether a rank has received SIGTERM or SIGINT: save a checkpoint then. `checkpoints` do so themselves.
 
-        A collective call. Call it on all ranks after the same step, from the first one on. The account ends the start
-        as stopped in place of the next batch. `checkpoints` do all of this themselves.
+        A collective call. Call it on all ranks after the same step, from the first one on. In place of the next batch,
+        the account ends this start, which a retry resumes.
         """
         with self._counting.final:
             return not self._counting.checkpoints and self._counting.asked.ask()
 
-    def stop_as_asked(self, *, saved: bool = False) -> None:
-        """End a start that was asked to stop now, for a library. A collective call.
-
-        Args:
-            saved: Whether a checkpoint has been saved since, with a state by any name.
-
-        Raises:
-            Stopped: All ranks raise it.
-        """
+    def stop_as_asked(self) -> None:
+        """End a start that was asked to stop, for a library that has fetched the next batch. A collective call."""
         with self._counting.final:
-            self._counting.asked.saved |= saved
             self._counting.stop_as_asked()
 
     def replaced(self, reason: str) -> None:
@@ -441,8 +433,7 @@ class Account(Lifetime):
         """
         with self._counting.final:
             self._counting.check_saved()
-            self._counting.asked.saved = True
-            return stateful.state(self._phases, self._progress, self._attempt, self._guards, hashes=True)
+            return self._state(hashes=True)
 
     def position_dict(self) -> dict[str, str]:
         """Return `state_dict()` without hashes of weights, for what saves and loads them itself, or asks in each step.
@@ -451,7 +442,11 @@ class Account(Lifetime):
         """
         with self._counting.final:
             self._counting.check_saved()
-            return stateful.state(self._phases, self._progress, self._attempt, self._guards, hashes=False)
+            return self._state(hashes=False)
+
+    def _state(self, *, hashes: bool) -> dict[str, str]:
+        self._counting.asked.saved = True
+        return stateful.state(self._phases, self._progress, self._attempt, self._guards, hashes=hashes)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state_dict` was called, at any number of ranks: call it before the first epoch.
@@ -464,24 +459,22 @@ class Account(Lifetime):
             stateful.load(state, self._progress, self._attempt, self._guards, reported=reported)
 
     def resume_from(self, path: str | os.PathLike[str] | None) -> Path | None:
-        """Return rank 0's checkpoint as each rank finds it, to be loaded by a library; None to begin the run anew.
+        """Return rank 0's checkpoint as this rank finds it, for a library to load; None if the run begins anew.
 
         A collective call. A pod that does not see rank 0's file or folder receives a copy, which is removed at the end
         of the `with` statement.
 
         Args:
-            path: A file or a folder, or None. That of rank 0 counts.
+            path: The newest checkpoint, a file or a folder, if there is one. Rank 0 decides.
 
         Raises:
-            Volume: The checkpoint cannot be read or copied. All ranks raise it.
+            Refused: It is a URL.
+            Volume: It cannot be read or copied. All ranks raise it.
         """
         with self._counting.final:
-            given, pod = None if path is None else Path(path), self._attempt.run.pod
-            found = copied.of_rank_0(given, pod, self._attempt.members.everyone, self._copies)
-            if found:
-                self._attempt.resumes = True
-            else:
-                self.begin_anew()
+            found = copied.of_rank_0(path, self._attempt.run.pod, self._attempt.members.everyone, self._copies)
+            self._attempt.resumes |= found is not None
+            self._attempt.anew |= found is None
             return found
 
     @property

@@ -1,7 +1,8 @@
 """A library's checkpoint on all ranks: rank 0's, copied to the pods that do not see it."""
 
+import os
 import tarfile
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -10,36 +11,55 @@ import torch.distributed as dist
 
 from torchtally import exchange
 from torchtally.checkpoints.together import on_all, on_rank_0
-from torchtally.errors import Volume
+from torchtally.errors import Refused, Volume
 from torchtally.log import log
 
 _PART = 1 << 20  # bytes that travel at a time; tarfile copies its buffer often
 _BYTES = exchange.Form(bytes, bytes)
 
 
-def of_rank_0(path: Path | None, pod: str, group: dist.ProcessGroup, until: ExitStack) -> Path | None:
+def of_rank_0(path: str | os.PathLike[str] | None, pod: str, group: dist.ProcessGroup, until: ExitStack) -> Path | None:
     """Return where this rank finds rank 0's file or folder; None if rank 0 has none. A collective call.
 
     Args:
-        path: That of rank 0 counts.
+        path: Rank 0's counts.
         pod: Name of this rank's pod, whose ranks share a copy.
         group: All ranks.
         until: Removes the copy in the end.
 
     Raises:
+        Refused: It is a URL.
         Volume: It cannot be read, or there is no room for a copy. All ranks raise it.
     """
-    found = on_rank_0(group, lambda: (str(path), _listed(path)) if path and path.exists() else None)
+
+    def look() -> tuple[str, list[list[Any]]] | None:
+        if "://" in str(path):
+            raise Refused(
+                f"resume_from({str(path)!r}) must receive a path: all ranks see a URL, so give it to the library, and "
+                "anew=True to the Account if there is no checkpoint"
+            )
+        try:
+            listed = _listed(Path(path)) if path is not None else []
+        except OSError as error:
+            raise Volume(f"the checkpoint {path} cannot be read: {error}") from None
+        return (str(path), listed) if listed else None
+
+    def sees() -> bool:
+        with suppress(OSError):
+            return bool(_listed(source) == found[1])
+        return False
+
+    found = on_rank_0(group, look)
     if found is None:
         return None
     source, rank = Path(found[0]), dist.get_rank(group)
-    pods = on_all(group, lambda: (pod, _listed(source) == found[1]))
+    pods = on_all(group, lambda: (pod, sees()))
     lacking = {rank: pod for rank, (pod, sees) in enumerate(pods) if not sees}
     if not lacking:
         return source
     writers = {pod: rank for rank, pod in reversed(lacking.items())}  # the first rank of each that lacks it
     if rank == 0:
-        log.info(f"{source} is copied to {', '.join(sorted(writers))}, as there is none, or another one")
+        log.info(f"{source} of rank 0 is copied to {', '.join(sorted(writers))}, which have another volume there")
 
     def folder() -> str | None:
         return until.enter_context(TemporaryDirectory(prefix="torchtally-")) if rank in writers.values() else None

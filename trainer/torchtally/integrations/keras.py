@@ -15,7 +15,7 @@ from torchtally.accounting.account import Account
 from torchtally.accounting.loader import Loader
 from torchtally.checkpoints import conditions
 from torchtally.checkpoints.hashing import hash_of
-from torchtally.distributed import own_group
+from torchtally.distributed import own_group, process_group
 from torchtally.errors import Refused
 
 _KEY = "torchtally"  # in a file of weights
@@ -130,6 +130,8 @@ class AccountCallback(keras.callbacks.Callback):  # type: ignore[misc]
         """Refuse ranks that average no gradients. Those of other machines can differ in the last bits."""
         weights: list[torch.Tensor] = [each.value.detach() for each in self.model.trainable_variables]
         device = weights[0].device if weights else torch.device("cpu")
+        if self._account.rank == 0:
+            process_group.warn_of_gloo(device)
         sums = {str(number): hash_of(each) for number, each in enumerate(weights)}  # names can differ between ranks
         sums["number of weights"] = len(weights)
         if found := conditions.different(sums, device, own_group.of_all()):
@@ -198,7 +200,7 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):  # type: ignore[misc]
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         if self._account.asked_to_stop():
             self._save_model()
-            self._account.stop_as_asked(saved=True)
+            self._account.stop_as_asked()
 
     def _save_model(self) -> None:
         if self._leads:

@@ -55,7 +55,7 @@ class AccountCallback(Callback):
             path = f"{saver.dirpath}/{saver.CHECKPOINT_NAME_LAST}{saver.FILE_EXTENSION}"
             saver.last_model_path = path  # which the next start replaces
             trainer.save_checkpoint(path)
-            self._account.stop_as_asked(saved=True)
+            self._account.stop_as_asked()
 
     def on_before_backward(self, trainer: Trainer, module: LightningModule, loss: torch.Tensor) -> None:
         self._account.weigh(loss)

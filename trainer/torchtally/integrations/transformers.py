@@ -154,13 +154,13 @@ class _Keeps(TrainerCallback):
         self._account.reseed()  # after a resume, the Trainer sets the generators once it has a batch
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        self._keep(state)
         if args.save_strategy != "no" and state.global_step < state.max_steps and self._account.asked_to_stop():
             control.should_save = self._stops = True
+        self._keep(state)
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         if self._stops:
-            self._account.stop_as_asked(saved=True)
+            self._account.stop_as_asked()
 
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self._keep(state)

@@ -15,7 +15,7 @@ class Asked:
 
     Attributes:
         number: The number of the signal that some rank has received, once all ranks know.
-        saved: Whether this rank has given a state since.
+        saved: Whether the program has taken a state on this rank since then.
     """
 
     def __init__(self, everyone: dist.ProcessGroup) -> None:

@@ -34,23 +34,25 @@ _accounts = count(1)  # of this process
 _completed: set[str] = set()  # ids of the runs that this process has completed
 
 
-def _of_one_mind(all_ranks: list[dict[str, Any]]) -> str | None:
-    """What is wrong if ranks contradict each other on whether they begin anew: they look at different folders."""
-    first = all_ranks[0]
-    for rank, each in enumerate(all_ranks):
-        if (own := each["facts"]["_anew"]) != (other := first["facts"]["_anew"]):
-            return (
-                f"rank {rank} ({each['pod']}) has anew={own} and rank 0 ({first['pod']}) has anew={other}, as if one "
-                "did not see the checkpoint: leave anew out, and load account.resume_from(path), which is rank 0's "
-                "checkpoint on all ranks; or let all pods share its volume (in the chart, "
-                "model.accessMode=ReadWriteMany)"
-            )
-    return None
+def _judge_anew(all_ranks: list[dict[str, Any]]) -> str | None:
+    """What is wrong if only some ranks begin anew."""
+    anew = {bool(each["facts"]["_anew"]): f"rank {rank} ({each['pod']})" for rank, each in enumerate(all_ranks)}
+    if len(anew) == 1:
+        return None
+    return (
+        f"{anew[True]} has anew=True and {anew[False]} has not, as where one of them does not see the checkpoint: "
+        "leave anew out, and load account.resume_from(path), which is rank 0's on all ranks; or let all pods share its "
+        "volume (in the chart, model.accessMode=ReadWriteMany)"
+    )
 
 
-def _device() -> torch.device:
+def _device(process: Process) -> torch.device:
     """That on which the program's group communicates."""
-    return torch.device("cuda" if "nccl" in dist.get_backend_config() else "cpu")
+    if "nccl" not in dist.get_backend_config():
+        return torch.device("cpu")
+    if torch.cuda.is_initialized():
+        return torch.device("cuda")
+    return torch.device("cuda", process.local_rank % torch.cuda.device_count())  # which a library will choose
 
 
 class Attempt:
@@ -102,7 +104,7 @@ class Attempt:
             "_record": [record.run, record.attempt] if record else None,
             "_began": time.time_ns() // 1_000_000,
         }
-        agreed = self.agree(facts | of_rank_0, problem, _of_one_mind)
+        agreed = self.agree(facts | of_rank_0, problem, _judge_anew)
         self._known: tuple[str, int] | None = tuple(agreed["_record"]) if agreed["_record"] else None
         self.members = Membership.of(group)
         self.begun = self._stepped = self._reported = False
@@ -119,7 +121,7 @@ class Attempt:
             data="",
             began=agreed["_began"],
         )
-        preflight.run(process, _device())
+        preflight.run(process, _device(process))
         restart.claim(self._path)  # not of a start that is refused: another one in this process is a restart, too
 
     @property
@@ -181,9 +183,8 @@ class Attempt:
         file = f", or delete {self._path}" if self._known and self._path else ""
         return (
             f"run {self.run.run} of {self.run.task} is not complete, and this start has not loaded its state: call "
-            "load_state_dict() with the state in the checkpoint that the weights come from, which "
-            "account.resume_from(path) has for all ranks; only if the weights begin anew, too, pass "
-            f"anew=True{file}"
+            "load_state_dict() with the state in the checkpoint that the weights come from; only if the weights begin "
+            f"anew, too, pass anew=True{file}"
         )
 
     def take_up(self, loaded: State, *, reported: bool, grown: bool = False) -> None:

@@ -31,6 +31,7 @@ from torchtally.accounting.run.phases import Phases
 from torchtally.accounting.run.progress import Progress
 from torchtally.accounting.run.reports import Reports
 from torchtally.checkpoints.rounds import Rounds
+from torchtally.distributed import process_group
 from torchtally.errors import Refused, Unproven
 from torchtally.log import log
 from torchtally.proof import line as tally_line
@@ -203,6 +204,9 @@ class Counting:
                     "epoch, as the steps of the optimizer count its batches"
                 )
         self.gradients.name(optimizer, replicated=replicated)
+        if self._attempt.prints:
+            for each in (one for group in optimizer.param_groups for one in group["params"]):
+                process_group.warn_of_gloo(each.device)
 
     def weigh(self, loss: torch.Tensor, batches: tuple[Any, ...], *, normalized: bool) -> torch.Tensor:
         """Tie a loss to its batches: `Account.weigh`. Raises Refused."""
