@@ -23,8 +23,8 @@ from torchtally.distributed import process_group
 from torchtally.environment import Process, call_seconds, preflight_mode
 from torchtally.errors import Ending, Refused, Unproven, as_int
 from torchtally.log import log
-from torchtally.monitoring.mlflow_recorder import Trained
 from torchtally.monitoring.requested import Requested, exporter
+from torchtally.monitoring.tracker import Trained
 from torchtally.pod import failure
 from torchtally_observer import process
 

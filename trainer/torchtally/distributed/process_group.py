@@ -75,7 +75,7 @@ def warn_of_gloo(device: torch.device) -> None:
     """Say, once, that gradients of GPUs go over gloo, and so through the memory of the host."""
     if device.type == "cuda" and "cuda:gloo" in dist.get_backend_config() and dist.get_world_size() > 1:
         log.warning(
-            "the model is on GPUs, and the process group has gloo alone, which averages gradients more slowly than NCCL: "
+            "the model is on GPUs, and the process group has gloo alone, which is slower than NCCL: "
             'call init_process_group("cpu:gloo,cuda:nccl")'
         )
 
