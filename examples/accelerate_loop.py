@@ -47,10 +47,11 @@ def main() -> None:
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     model, optimizer = accelerator.prepare(model, optimizer)
     last = max(output.glob("step-*"), default=None)
-    with Account("accelerate-loop", epochs=EPOCHS, anew=last is None) as account:
+    with Account("accelerate-loop", epochs=EPOCHS) as account:
         account.optimizer(optimizer)
         loader = account.loader(waves(2000), batch_size=25, num_workers=1)
         accelerator.register_for_checkpointing(account)
+        last = account.resume_from(last)
         if last:
             accelerator.load_state(str(last))
         step = int(last.name.partition("-")[2]) if last else 0
@@ -63,7 +64,7 @@ def main() -> None:
                     optimizer.zero_grad()
                 if accelerator.sync_gradients:
                     step += 1
-                    if step % 8 == 0:
+                    if step % 8 == 0 or account.asked_to_stop():
                         save(accelerator, output, step)
             accelerator.print(f"{step} steps so far", flush=True)
     accelerator.end_training()

@@ -63,7 +63,7 @@ def main() -> None:
         report_to=[],
         disable_tqdm=True,
     )
-    with Account("hf-trainer", epochs=EPOCHS, anew=last is None) as account:
+    with Account("hf-trainer", epochs=EPOCHS) as account:
         torch.manual_seed(0)
         config = GPT2Config(
             vocab_size=256, n_positions=LENGTH, n_embd=32, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0
@@ -74,7 +74,7 @@ def main() -> None:
             train_dataset=Pieces("\n".join(topics.values()).encode()[: 800 * LENGTH]),
             account=account,
         )
-        trainer.train(resume_from_checkpoint=last)
+        trainer.train(resume_from_checkpoint=account.resume_from(last))
 
 
 if __name__ == "__main__":

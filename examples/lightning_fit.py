@@ -57,8 +57,8 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("build/lightning"), help="folder of the checkpoints")
     output = parser.parse_args().output
     lightning.seed_everything(0)
-    dist.init_process_group("gloo")
-    with Account("lightning-fit", epochs=EPOCHS, anew=not (output / "last.ckpt").exists()) as account:
+    dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
+    with Account("lightning-fit", epochs=EPOCHS) as account:
         loader = account.loader(spirals(2000), batch_size=25, num_workers=1)
         ranks = int(os.environ["LOCAL_WORLD_SIZE"])  # of this pod
         trainer = lightning.Trainer(
@@ -75,7 +75,7 @@ def main() -> None:
                 AccountCallback(account),
             ],
         )
-        trainer.fit(Classifier(), loader, ckpt_path="last")
+        trainer.fit(Classifier(), loader, ckpt_path=account.resume_from(output / "last.ckpt"))
     dist.destroy_process_group()
 
 

@@ -23,7 +23,7 @@ _PART = re.compile(r"(<!-- tools/reference\.py: (.+?) -->\n).*?(<!-- end -->\n)"
 # What users import, by the heading of its section. After a colon: the members that users need.
 API = {
     "Account": [
-        "torchtally.Account:loader,optimizer,weigh,epochs,epoch,stop,skip,commit,holds,replaced,log,checkpoints,write_proof,"
+        "torchtally.Account:loader,optimizer,weigh,epochs,epoch,stop,skip,commit,holds,replaced,log,checkpoints,resume_from,asked_to_stop,write_proof,"
         "state_dict,load_state_dict,sampler,batches,completed,steps,plan,rank,world"
     ],
     "Plans and data": [

@@ -19,7 +19,7 @@ def rings(n: int) -> tuple[Tensor, Tensor]:
 
 
 def main() -> None:
-    dist.init_process_group("gloo")
+    dist.init_process_group("gloo")  # with GPUs: "cpu:gloo,cuda:nccl", and model and batches go to cuda:LOCAL_RANK
     torch.manual_seed(0)
     dataset = TensorDataset(*rings(2000))
     model = DistributedDataParallel(nn.Sequential(nn.Linear(2, 32), nn.ReLU(), nn.Linear(32, 2)))

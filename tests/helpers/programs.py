@@ -19,7 +19,7 @@ from witness import Noisy, Witness
 
 from torchtally import Account, Batch, Steps, Tokens
 from torchtally.atomic_file import replace
-from torchtally.checkpoints import rounds
+from torchtally.checkpoints import stopping
 from torchtally.errors import Ending
 from torchtally.pod import failure
 from torchtally.proof.contract import Contract
@@ -152,7 +152,7 @@ def _trains(program: Program, number: int, attempt: Attempt, folder: Path, rank:
 def _saver(program: Program, account: Account, training: Witness, folder: Path, rank: int) -> Callable[[], None]:
     """Saves by hand, or prepares checkpoints, which then save without a call."""
     if program.saved == "checkpoints":
-        rounds._SYNCHRONIZE_SECONDS = 0
+        stopping._SYNCHRONIZE_SECONDS = 0
         account.checkpoints(folder / "checkpoints", training.objects, every=0.001).resume()
 
     def by_hand() -> None:

@@ -69,7 +69,7 @@ class Stopped(Ending):
         self.code = SIGNALLED + number
 
     def __str__(self) -> str:
-        how = "a checkpoint" if self.saved else "without a checkpoint, which could not be written"
+        how = "a checkpoint" if self.saved else "without a new checkpoint"
         return f"stopped by signal {self.number}, after a step and {how}"
 
 

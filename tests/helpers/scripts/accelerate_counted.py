@@ -4,16 +4,15 @@ accelerate_counted.py FOLDER [batches of a step] [what is left out or otherwise]
 """
 
 import sys
-from pathlib import Path
 
 import torch.distributed as dist
 from accelerate import Accelerator
-from counted import DATA, EPOCHS, SIZE, Death, Model, drops, report, scaler
+from counted import DATA, EPOCHS, SIZE, Death, Model, drops, own, report, scaler
 
 from torchtally import Account
 from torchtally.integrations.accelerate import marked
 
-folder = Path(sys.argv[1])
+folder = own(sys.argv[1])
 accumulate = int(sys.argv[2]) if len(sys.argv) > 2 else 1
 how = sys.argv[3] if len(sys.argv) > 3 else ""
 dist.is_initialized() or dist.init_process_group("gloo")
@@ -28,10 +27,10 @@ with Account(task="counted", plan={"train": EPOCHS}) as account:
         accelerator.scaler = scaler()
     model, optimizer = accelerator.prepare(model, model.optimizer())
     account.optimizer(optimizer)
-    saved = sorted(folder.glob("step-*"))
+    saved = account.resume_from(max(folder.glob("step-*"), default=None))
     if saved and how != "not loaded":
-        accelerator.load_state(saved[-1])
-    steps = len(saved) * 3
+        accelerator.load_state(saved)
+    steps = int(saved.name.partition("-")[2]) if saved else 0
     for _ in account.epochs():
         given = accelerator.skip_first_batches(loader, 2) if how == "skips" and saved else loader
         for number, batch in enumerate(loader if how == "unmarked" else marked(accelerator, given)):
@@ -49,8 +48,8 @@ with Account(task="counted", plan={"train": EPOCHS}) as account:
                 optimizer.zero_grad()
             if accelerator.sync_gradients:
                 steps += 1
-                if steps % 3 == 0 and how != "saves early":
+                if account.asked_to_stop() or (steps % 3 == 0 and how != "saves early"):
                     accelerator.save_state(folder / f"step-{steps:03}")
                     accelerator.wait_for_everyone()  # rank 0 writes, and the other could die before the end of that
-    report(accelerator.unwrap_model(model), folder)
+    report(accelerator.unwrap_model(model), sys.argv[1])
 accelerator.end_training()

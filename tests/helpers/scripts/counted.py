@@ -75,22 +75,28 @@ def scaler() -> torch.amp.GradScaler:
     return torch.amp.GradScaler("cpu", init_scale=1.0, backoff_factor=0.9999)
 
 
+def own(folder: str) -> Path:
+    """The folder of this rank's checkpoints: one of its own, as on a volume of its own, if the variable says so."""
+    return Path(folder, f"rank-{os.environ['RANK']}" if os.environ.get("OWN_FOLDERS") else "")
+
+
 class Death:
-    """Kills the last rank, as kill -9 does, in the batch with the number that the script's second argument tells."""
+    """Sends the last rank a signal in the batch with the number DIES_IN: 9, or that which DIES_BY tells."""
 
     def __init__(self) -> None:
         self.batches, self._last = 0, int(os.environ.get("DIES_IN", "0"))
+        self._by = int(os.environ.get("DIES_BY", signal.SIGKILL))
 
     def comes(self) -> None:
         self.batches += 1
         if self.batches == self._last and dist.get_rank() == dist.get_world_size() - 1:
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), self._by)
 
 
-def report(model: Model, folder: Path) -> None:
+def report(model: Model, folder: str) -> None:
     """Write how often each sample is in the weights, and the hash of the other weights, bit for bit."""
     weights = b"".join(each.detach().numpy().tobytes() for each in model.model.parameters())
     times = [round(float(each)) for each in model.counts.weight.detach().flatten()]
-    (folder / f"found-{dist.get_rank()}.json").write_text(
+    Path(folder, f"found-{dist.get_rank()}.json").write_text(
         json.dumps({"times": times, "sha256": hashlib.sha256(weights).hexdigest()})
     )

@@ -5,7 +5,6 @@ keras_counted.py FOLDER [save_freq] [what is left out or otherwise]
 
 import os
 import sys
-from pathlib import Path
 from typing import Any
 
 os.environ["KERAS_BACKEND"] = "torch"
@@ -13,7 +12,7 @@ os.environ["KERAS_BACKEND"] = "torch"
 import keras
 import torch
 import torch.distributed as dist
-from counted import EPOCHS, OVERFLOWS, SIZE, Death, N, report
+from counted import EPOCHS, OVERFLOWS, SIZE, Death, N, own, report
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from witness import Noisy
@@ -60,7 +59,7 @@ def added(labels: Any, outputs: Any) -> Any:
     return outputs.sum() * dist.get_world_size() * (float("inf") if infinite else 1)
 
 
-folder = Path(sys.argv[1])
+folder = own(sys.argv[1])
 every = int(sys.argv[2]) if len(sys.argv) > 2 else 3
 how = sys.argv[3] if len(sys.argv) > 3 else ""
 dist.is_initialized() or dist.init_process_group("gloo")
@@ -100,5 +99,5 @@ with Account(task="counted", plan={"train": EPOCHS}) as account:
     found = nn.Module()
     found.counts, found.model = nn.Embedding(N, 1), model.hidden
     found.counts.weight.data = model.counts.embeddings.value.detach().clone()
-    report(found, folder)
+    report(found, sys.argv[1])
 dist.destroy_process_group()

@@ -8,13 +8,12 @@ import os
 import signal
 import sys
 from contextlib import nullcontext, suppress
-from pathlib import Path
 from typing import Any
 
 import lightning
 import torch
 import torch.distributed as dist
-from counted import DATA, EPOCHS, SIZE, Death, Model, drops, report, scaler
+from counted import DATA, EPOCHS, SIZE, Death, Model, drops, own, report, scaler
 from lightning.pytorch.callbacks import (
     ModelCheckpoint,
     ModelPruning,
@@ -79,7 +78,7 @@ class Saves(lightning.Callback):
                 os.kill(os.getpid(), signal.SIGKILL)
 
 
-FOLDER = Path(sys.argv[1])
+FOLDER = own(sys.argv[1])
 options = json.loads(sys.argv[2]) if len(sys.argv) > 2 else {}
 how = sys.argv[3] if len(sys.argv) > 3 else ""
 RAISES_IN = int(sys.argv[4]) if how == "raises" else None
@@ -124,8 +123,9 @@ with Account(task="counted", plan=planned) as ACCOUNT:
     if how == "saves":  # where each epoch has batches of its own, too
         given, Module.train_dataloader = None, lambda _: loader
     with suppress(RuntimeError) if validates else nullcontext():
-        trainer.fit(module, given, tests, ckpt_path=None if how == "not loaded" else "last")
+        last = ACCOUNT.resume_from(FOLDER / "last.ckpt")
+        trainer.fit(module, given, tests, ckpt_path=None if how == "not loaded" else last)
     if how == "tests":
         trainer.test(module, DataLoader(DATA, 20), ckpt_path="best")
-    report(module.model, FOLDER)
+    report(module.model, sys.argv[1])
 dist.destroy_process_group()

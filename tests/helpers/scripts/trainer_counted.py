@@ -5,12 +5,11 @@ trainer_counted.py FOLDER [training arguments as JSON] [what is left out or othe
 
 import json
 import sys
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from counted import DATA, EPOCHS, SIZE, Death, Model, drops, report, scaler
+from counted import DATA, EPOCHS, SIZE, Death, Model, drops, own, report, scaler
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import (
     DataCollatorWithFlattening,
@@ -74,7 +73,7 @@ class Flattened(Counted):
         return super().forward(indices, torch.zeros(len(indices), 4))
 
 
-folder = Path(sys.argv[1])
+folder = own(sys.argv[1])
 options = json.loads(sys.argv[2]) if len(sys.argv) > 2 else {}
 how = sys.argv[3] if len(sys.argv) > 3 else ""
 dist.is_initialized() or dist.init_process_group("gloo")
@@ -99,8 +98,9 @@ with Account(task="counted", plan={"train": steps if how == "steps" else EPOCHS}
     )
     optimizer = model.optimizer()
     # The Trainer writes this file last: a kill can leave a checkpoint without it.
-    whole = [path.parent for path in Path(folder).glob("checkpoint-*/trainer_state.json")]
-    last = str(max(whole, key=lambda path: int(path.name.partition("-")[2]))) if whole else None
+    whole = [path.parent for path in folder.glob("checkpoint-*/trainer_state.json")]
+    newest = max(whole, key=lambda path: int(path.name.partition("-")[2]), default=None)
+    last = account.resume_from(newest)
     without = how == "no mixin" or (how == "checkpoint without" and not last)
     trainer = (Plain if without else Accounted)(
         model=model,
@@ -118,5 +118,5 @@ with Account(task="counted", plan={"train": steps if how == "steps" else EPOCHS}
         **({} if without else {"account": account}),
     )
     trainer.train(resume_from_checkpoint=None if how == "not loaded" else last)
-    report(model, folder)
+    report(model, sys.argv[1])
 dist.destroy_process_group()

@@ -15,7 +15,7 @@ from torch.optim.lr_scheduler import StepLR
 from witness import Noisy, Witness
 
 from torchtally import Account, Steps
-from torchtally.checkpoints import rounds
+from torchtally.checkpoints import stopping
 
 N, TESTS, SIZE = 29, 7, 4  # 8 steps of one rank, and 4 of two
 Saved = dict[str, Any]
@@ -60,7 +60,7 @@ def trains(
     size: int = SIZE,
 ) -> Saved:
     """Stops or saves at the commit of an epoch and of a step from its end; dies in the evaluation of an epoch."""
-    rounds._SYNCHRONIZE_SECONDS = 0
+    stopping._SYNCHRONIZE_SECONDS = 0
     training = Scheduled()
     with Account(task="t", plan={"train": epochs, "test": len(evaluated)}) as account:
         loader = account.loader(Noisy(N), "train", batch_size=size)

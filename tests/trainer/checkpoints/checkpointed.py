@@ -25,7 +25,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from torchtally import events
-from torchtally.checkpoints import rounds
+from torchtally.checkpoints import stopping
 from torchtally.checkpoints.checkpoints import Checkpoints
 from torchtally.checkpoints.objects import Objects
 from torchtally.errors import Ending, Refused
@@ -170,7 +170,7 @@ class Loop:
 
 def as_rank(rank: int, world: int, store: Store, body: Callable[..., Loop | None], *arguments: Any) -> Found:
     """`body(*arguments)`, in a process group in which all ranks meet at every commit."""
-    rounds._SYNCHRONIZE_SECONDS = 0
+    stopping._SYNCHRONIZE_SECONDS = 0
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
     out, err, found = io.StringIO(), io.StringIO(), Found()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):

@@ -13,7 +13,7 @@ from torch.distributed.fsdp import fully_shard
 from witness import Noisy, Witness
 
 from torchtally import Account
-from torchtally.checkpoints import rounds
+from torchtally.checkpoints import stopping
 
 N, SIZE = 29, 4
 
@@ -33,7 +33,7 @@ class Odd:
 
 def trains(folder: Path, dies: int | None = None, how: str = "") -> dict[str, Any]:
     """Two epochs, which end after so many commits; a checkpoint has all of them but the last."""
-    rounds._SYNCHRONIZE_SECONDS = 0
+    stopping._SYNCHRONIZE_SECONDS = 0
     training, commits = Witness(N), 0
     with Account("t", plan={"train": 2}) as account:
         own = folder / f"of rank {account.rank}"  # as a volume of each pod

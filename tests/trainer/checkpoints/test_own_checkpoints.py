@@ -20,7 +20,7 @@ from torch.utils.data import TensorDataset
 from witness import Direct, Noisy, Witness
 
 from torchtally import Account, Batch, exchange
-from torchtally.checkpoints import conditions, rounds
+from torchtally.checkpoints import conditions, stopping
 
 N, SIZE = 29, 4
 
@@ -246,7 +246,7 @@ def trains_in_threads(folder: Path, how: str = "") -> tuple[list[int], list[str]
 
     The operating system gives the identifier of a thread that has ended to a later one.
     """
-    rounds._SYNCHRONIZE_SECONDS = 0
+    stopping._SYNCHRONIZE_SECONDS = 0
     training = Witness(N)
     with Account(task="t", plan={"train": 3}) as account:
         loader = account.loader(Noisy(N), "train", batch_size=SIZE)

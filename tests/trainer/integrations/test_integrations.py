@@ -6,6 +6,7 @@ The scripts train a parameter that counts. Their weights are those of an undistu
 import functools
 import json
 import runpy
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,9 +14,11 @@ from typing import Any
 
 import pytest
 from accounts import alone, tallied
-from own_scripts import SCRIPTS, started, verified
+from own_scripts import SCRIPTS, reported, started, verified
 
-N, EPOCHS, KILLED = 101, 3, 137  # as scripts/counted.py
+from torchtally import events
+
+N, EPOCHS, SIZE, KILLED = 101, 3, 4, 137  # as scripts/counted.py
 LIGHTNING, TRAINER, ACCELERATE, KERAS = (
     f"{name}_counted.py" for name in ("lightning", "trainer", "accelerate", "keras")
 )
@@ -31,9 +34,11 @@ def by_night(*case: Any) -> Any:
     return pytest.param(*case, marks=pytest.mark.nightly)
 
 
-def run(folder: Path, script: str, *arguments: str, world: int = 2, dies: int = 0) -> subprocess.CompletedProcess[str]:
-    """Start a script, whose last rank kills itself in a batch."""
-    variables = {"TORCHTALLY_OUTPUT": str(folder), "DIES_IN": str(dies)}
+def run(
+    folder: Path, script: str, *arguments: str, world: int = 2, dies: int = 0, by: int = signal.SIGKILL
+) -> subprocess.CompletedProcess[str]:
+    """Start a script, whose last rank sends itself a signal in a batch."""
+    variables = {"TORCHTALLY_OUTPUT": str(folder), "DIES_IN": str(dies), "DIES_BY": str(int(by))}
     return started(SCRIPTS / script, str(folder), *arguments, world=world, **variables)
 
 
@@ -75,6 +80,26 @@ def test_a_killed_run_goes_on_with_each_sample_once(script: str, tmp_path: Path,
     assert outcome["caveats"] is None
     once = [EPOCHS + 1, EPOCHS] if script == TRAINER else [EPOCHS]  # its contract is padded: 101 samples, 2 ranks
     assert sorted(set(outcome["times"]), reverse=True) == once
+
+
+@pytest.mark.parametrize("script", [LIGHTNING, TRAINER, ACCELERATE, KERAS])
+def test_a_run_that_is_asked_to_stop_saves_and_goes_on_there(
+    script: str, tmp_path: Path, undisturbed: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The signal reaches one rank, in the middle of a step. All of them stop after the same one, and lose nothing.
+
+    Each has a folder of its own, and resumes from what rank 0 has in its own.
+    """
+    monkeypatch.setenv("OWN_FOLDERS", "1")
+    stopped = run(tmp_path, script, DEFAULT[script], dies=17, by=signal.SIGTERM)
+    assert stopped.returncode == 128 + signal.SIGTERM, stopped.stderr
+    assert "stopped by signal 15, after a step and a checkpoint" in stopped.stderr
+    [end] = [each for each in reported(stopped.stdout) if isinstance(each, events.Stopped)]
+    again = run(tmp_path, script, DEFAULT[script])
+    assert proved(tmp_path, stopped, again) == undisturbed(script, DEFAULT[script])
+    [begin] = [each for each in reported(again.stdout) if isinstance(each, events.Resumed)]
+    steps = [divmod(each.epoch * 13 * 2 * SIZE + each.position, 2 * SIZE) for each in (end, begin)]  # 13 in an epoch
+    assert end.saved and steps[0] == steps[1] and steps[0][1] == 0
 
 
 @pytest.mark.parametrize("collator", ["untold", "of the library"])

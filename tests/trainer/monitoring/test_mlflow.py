@@ -20,7 +20,8 @@ from launched import LIMIT, until
 
 from torchtally import tasks
 from torchtally.accounting.ledger.tally import Run
-from torchtally.monitoring.mlflow_recorder import Recorder
+from torchtally.monitoring.mlflow_run import MLflowRun
+from torchtally.monitoring.tracker import Recorder
 
 mlflow = pytest.importorskip("mlflow")
 
@@ -89,7 +90,8 @@ def trained(output: Path) -> tuple[torch.nn.Module, torch.Tensor]:
 def tracker(output: Path, run: str) -> Recorder:
     place = {"attempt": 0, "pod": "demo-master-0", "plan": {"train": 3}, "rank": 0, "world": 4, "seed": 0}
     of = Run(run=run, task="fashion-mnist", data="", **place)
-    return Recorder("tests", of, {"hidden": 4, "epochs": 3}, output, lambda: trained(output))
+    run_of = MLflowRun("tests", of, {"hidden": 4, "epochs": 3}, output, lambda: trained(output))
+    return Recorder(run_of, output / "proof.json")
 
 
 def found(uri: str, run: str) -> Any:

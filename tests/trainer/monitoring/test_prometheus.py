@@ -23,7 +23,7 @@ from witness import Noisy, Witness
 from torchtally import Account
 from torchtally.accounting.ledger.tally import Run
 from torchtally.accounting.reporting.step_time import StepTime, Times
-from torchtally.checkpoints import rounds
+from torchtally.checkpoints import stopping
 from torchtally.monitoring.pod_metrics import PARTS, PodMetrics
 from torchtally.monitoring.run_metrics import RunMetrics
 
@@ -147,7 +147,7 @@ def watched(ports: list[int], folder: Path) -> dict[str, Any]:
     """A rank that is a pod: what it serves after each step of two ranks, which have 10 samples, and at the end."""
     rank = int(os.environ["RANK"])
     os.environ["TORCHTALLY_METRICS_PORT"] = str(ports[rank])
-    rounds._SYNCHRONIZE_SECONDS = 0
+    stopping._SYNCHRONIZE_SECONDS = 0
     training = Witness(10)
     seen = {}
     with Account(task="watched", plan={"train": 2}, seed=1) as account:

@@ -16,7 +16,7 @@ from witness import Noisy, Witness
 from torchtally import Account
 from torchtally.accounting.ledger.tally import Run
 from torchtally.accounting.run import reports
-from torchtally.checkpoints import rounds
+from torchtally.checkpoints import stopping
 from torchtally.errors import Refused
 from torchtally.monitoring import tensorboard
 from torchtally.monitoring.tensorboard import Recorder
@@ -89,7 +89,7 @@ def test_rank_0_alone_records_an_own_loop(tmp_path: Path) -> None:
 def interrupted(folder: Path, dies: bool) -> None:
     """Two epochs of 8 steps, of which checkpoints hold some when it dies in step 6."""
     os.environ.update(TORCHTALLY_TENSORBOARD=str(folder / "board"), TORCHELASTIC_RESTART_COUNT="0" if dies else "1")
-    reports._READ_SECONDS = rounds._SYNCHRONIZE_SECONDS = 0.0
+    reports._READ_SECONDS = stopping._SYNCHRONIZE_SECONDS = 0.0
     training = Witness(16)
     with Account(task="own", plan={"train": 2}) as account:
         saving = account.checkpoints(folder / "checkpoints", training.objects, every=0.001)

@@ -25,6 +25,7 @@ from torchtally.accounting.proofs import kept_lines, proof_file
 from torchtally.accounting.run import stateful
 from torchtally.accounting.run.phases import Division
 from torchtally.accounting.run.reports import problem
+from torchtally.checkpoints import copied
 from torchtally.checkpoints.checkpoints import Checkpoints
 from torchtally.checkpoints.objects import Objects
 from torchtally.checkpoints.of_rank_0 import CheckpointsOfRank0
@@ -348,6 +349,20 @@ class Account(Lifetime):
             self._counting.checkpoints = kind(self, folder, objects, every=every, keep=keep)
             return self._counting.checkpoints
 
+    def asked_to_stop(self) -> bool:
+        """Return whether a rank has received SIGTERM or SIGINT: save a checkpoint then. `checkpoints` do so themselves.
+
+        A collective call. Call it on all ranks after the same step, from the first one on. In place of the next batch,
+        the account ends this start, which a retry resumes.
+        """
+        with self._counting.final:
+            return not self._counting.checkpoints and self._counting.asked.ask()
+
+    def stop_as_asked(self) -> None:
+        """End a start that was asked to stop, for a library that has fetched the next batch. A collective call."""
+        with self._counting.final:
+            self._counting.stop_as_asked()
+
     def replaced(self, reason: str) -> None:
         """State that the program has replaced the weights on purpose: call it on all ranks, after that.
 
@@ -418,7 +433,7 @@ class Account(Lifetime):
         """
         with self._counting.final:
             self._counting.check_saved()
-            return stateful.state(self._phases, self._progress, self._attempt, self._guards, hashes=True)
+            return self._state(hashes=True)
 
     def position_dict(self) -> dict[str, str]:
         """Return `state_dict()` without hashes of weights, for what saves and loads them itself, or asks in each step.
@@ -427,7 +442,11 @@ class Account(Lifetime):
         """
         with self._counting.final:
             self._counting.check_saved()
-            return stateful.state(self._phases, self._progress, self._attempt, self._guards, hashes=False)
+            return self._state(hashes=False)
+
+    def _state(self, *, hashes: bool) -> dict[str, str]:
+        self._counting.asked.saved = True
+        return stateful.state(self._phases, self._progress, self._attempt, self._guards, hashes=hashes)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state_dict` was called, at any number of ranks: call it before the first epoch.
@@ -438,6 +457,25 @@ class Account(Lifetime):
         with self._counting.final:
             reported = self._counting.checkpoints is not None
             stateful.load(state, self._progress, self._attempt, self._guards, reported=reported)
+
+    def resume_from(self, path: str | os.PathLike[str] | None) -> Path | None:
+        """Return rank 0's checkpoint as this rank finds it, for a library to load; None if the run begins anew.
+
+        A collective call. A pod that does not see rank 0's file or folder receives a copy, which is removed at the end
+        of the `with` statement.
+
+        Args:
+            path: The newest checkpoint, a file or a folder, if there is one. Rank 0 decides.
+
+        Raises:
+            Refused: It is a URL.
+            Volume: It cannot be read or copied. All ranks raise it.
+        """
+        with self._counting.final:
+            found = copied.of_rank_0(path, self._attempt.run.pod, self._attempt.members.everyone, self._copies)
+            self._attempt.resumes |= found is not None
+            self._attempt.anew |= found is None
+            return found
 
     @property
     def anew(self) -> bool:

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -22,8 +23,8 @@ from torchtally.distributed import process_group
 from torchtally.environment import Process, call_seconds, preflight_mode
 from torchtally.errors import Ending, Refused, Unproven, as_int
 from torchtally.log import log
-from torchtally.monitoring.mlflow_recorder import Trained
 from torchtally.monitoring.requested import Requested, exporter
+from torchtally.monitoring.tracker import Trained
 from torchtally.pod import failure
 from torchtally_observer import process
 
@@ -55,6 +56,7 @@ class Lifetime:
         self._order = order
         self._alone = False  # whether the process group is the account's own
         self._driven: list[Loader] = []
+        self._copies = ExitStack()  # of checkpoints
         self._before_end: list[Callable[[], None]] = []
         self._after_end: list[Callable[[Mapping[str, Any]], None]] = []
         self.discarded = 0  # samples known to be lost with restarts: consumed after the checkpoint of each
@@ -122,6 +124,7 @@ class Lifetime:
         if error is not None:
             error = self._attempt.cause(error)
         self._counting.close()
+        self._copies.close()
         self._attempt.close()
         if checkpoints := self._counting.checkpoints:
             try:

@@ -3,26 +3,23 @@
 `Checkpoints` and `CheckpointsOfRank0` write and load them.
 """
 
-import signal
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
-from types import FrameType
 from typing import Any, Protocol
 
-import torch
 import torch.distributed as dist
 
 from torchtally import events
+from torchtally.checkpoints import stopping
 from torchtally.checkpoints.objects import Hashes, Objects
 from torchtally.checkpoints.reached import Reached
+from torchtally.checkpoints.stopping import Stopping
 from torchtally.checkpoints.together import on_rank_0
-from torchtally.errors import Ending, Refused, Stopped, whole
+from torchtally.errors import Ending, Refused, whole
 from torchtally.log import log
 from torchtally.pod import retries
-
-_SYNCHRONIZE_SECONDS = 1.0
 
 
 class Account(Protocol):
@@ -90,15 +87,13 @@ class Rounds(ABC):
     ):
         self._account, self._objects, self._where, self.interval, self._group = account, objects, where, every, group
         self._reached = Reached(reached) if reached else None
-        self._stop = 0  # the number of the received signal
-        self._pace = self._left = 1  # commits between two exchanges, and until the next
-        self._synchronized = self._saved = time.monotonic()
+        self._saved = time.monotonic()
         self._slow = False
         self._resumed_from: events.Resumed | None = None  # on rank 0, until it is reported
         self._resumed = False
         self._failed_to_resume: Exception | None = None  # and may have loaded a part
         self._loaded: Hashes | None = None  # until the first batch
-        self._handlers = {each: signal.signal(each, self._asked_to_stop) for each in (signal.SIGTERM, signal.SIGINT)}
+        self._stopping = Stopping()
 
     @property
     @abstractmethod
@@ -136,7 +131,7 @@ class Rounds(ABC):
         """Take note of a commit. The account's `commit()` calls it."""
         self._check_resumed()
         self._loaded = None
-        self._left -= 1
+        self._stopping.stepped()
 
     def before_batch(self) -> None:
         """Save if a checkpoint is due, or if a rank has received a signal to stop.
@@ -155,7 +150,7 @@ class Rounds(ABC):
                     f"checkpoints: {name!r} has changed between resume() and the first batch, so the weights lack what "
                     "the checkpoint has: call resume() after other weights are loaded or made"
                 )
-        if self._left <= 0:
+        if self._stopping.due:
             self._synchronize()
 
     def save(self, wait: bool) -> None:
@@ -178,8 +173,7 @@ class Rounds(ABC):
 
     def close(self, wait: bool = True) -> None:
         """End: handle signals as before, and `wait` for a checkpoint that is being written."""
-        for number, handler in self._handlers.items():
-            signal.signal(number, handler)
+        self._stopping.close()
 
     def _check_resumed(self) -> None:
         """Refuse what follows no resume(), or one that has failed, also in a program that has caught its error."""
@@ -219,15 +213,9 @@ class Rounds(ABC):
         self._saved, self._slow = time.monotonic(), False
 
     def _synchronize(self) -> None:
-        now, rank = time.monotonic(), dist.get_rank()
-        busy = self._busy
-        due = rank == 0 and now - self._saved >= self.interval
-        # Rank 0's clock sets the pace for all.
-        spent = max(now - self._synchronized, 1e-6)
-        pace = max(1, min(2 * self._pace, round(self._pace * _SYNCHRONIZE_SECONDS / spent))) if rank == 0 else 0
-        wishes = torch.tensor([self._stop, due, pace, busy], dtype=torch.int64)
-        dist.all_reduce(wishes, dist.ReduceOp.MAX, self._group)
-        stop, asked, pace, waits = wishes.tolist()
+        rank = dist.get_rank()
+        due = rank == 0 and time.monotonic() - self._saved >= self.interval
+        stop, asked, waits = self._stopping.exchange(self._group, due, self._busy)
         self._note_reached()
         if not waits:
             self._end()
@@ -239,8 +227,7 @@ class Rounds(ABC):
             self._slow = True
             if rank == 0:
                 log.warning(f"the next checkpoint waits: the last one is still being written to {self._where}")
-        self._pace = self._left = pace
-        self._synchronized = time.monotonic()
+        self._stopping.go_on()
 
     def _note_reached(self) -> None:
         if self._reached:
@@ -249,12 +236,7 @@ class Rounds(ABC):
     def _stop_together(self, number: int) -> None:
         # Together, because the first pod that ends makes the others end while rank 0 may still be writing.
         self.save(wait=True)
-        stopped = Stopped(number, saved=not self._has_failed())
-        if dist.get_rank() == 0:
-            epoch, position, _ = self._account.reached
-            event = events.Stopped(signal=number, saved=stopped.saved, epoch=epoch, position=position)
-            events.emit(event, self._account.source)
-        raise stopped
+        stopping.stop(number, not self._has_failed(), self._account.source, self._account.reached)
 
     def _refuse_to_begin(self, damaged: list[str], others: str | None) -> None:
         """Refuse to begin anew where checkpoints were written, unless the program has said that it may.
@@ -296,6 +278,3 @@ class Rounds(ABC):
         if resumed:
             events.emit(resumed, self._account.source)
             retries.resumed(resumed, self._account.source)
-
-    def _asked_to_stop(self, number: int, frame: FrameType | None) -> None:
-        self._stop = number

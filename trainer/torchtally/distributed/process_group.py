@@ -1,5 +1,6 @@
 """The process group of all ranks: its creation after the handshake, and a rank's exit code."""
 
+import functools
 import time
 import traceback
 from collections.abc import Callable, Mapping
@@ -13,6 +14,7 @@ from torch.distributed.rendezvous import rendezvous
 from torchtally.distributed import handshake
 from torchtally.environment import Process
 from torchtally.errors import FAILED, OK, Ending, Lost, Refused, lost_a_peer
+from torchtally.log import log
 from torchtally.pod import failure
 
 _RENDEZVOUS = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # what a launcher sets for PyTorch
@@ -66,6 +68,16 @@ def of_one(env: Mapping[str, str]) -> bool:
     store = dist.HashStore()  # type: ignore[attr-defined]  # it is there, unannounced
     dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     return True
+
+
+@functools.cache
+def warn_of_gloo(device: torch.device) -> None:
+    """Say, once, that gradients of GPUs go over gloo, and so through the memory of the host."""
+    if device.type == "cuda" and "cuda:gloo" in dist.get_backend_config() and dist.get_world_size() > 1:
+        log.warning(
+            "the model is on GPUs, and the process group has gloo alone, which is slower than NCCL: "
+            'call init_process_group("cpu:gloo,cuda:nccl")'
+        )
 
 
 def _are(names: list[str]) -> str:

@@ -3,19 +3,19 @@
 import contextlib
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch.utils import data
 
 from torchtally.accounting.account import Account
 from torchtally.accounting.loader import Loader
 from torchtally.checkpoints import conditions
 from torchtally.checkpoints.hashing import hash_of
-from torchtally.distributed import own_group
+from torchtally.distributed import own_group, process_group
 from torchtally.errors import Refused
 
 _KEY = "torchtally"  # in a file of weights
@@ -130,6 +130,8 @@ class AccountCallback(keras.callbacks.Callback):  # type: ignore[misc]
         """Refuse ranks that average no gradients. Those of other machines can differ in the last bits."""
         weights: list[torch.Tensor] = [each.value.detach() for each in self.model.trainable_variables]
         device = weights[0].device if weights else torch.device("cpu")
+        if self._account.rank == 0:
+            process_group.warn_of_gloo(device)
         sums = {str(number): hash_of(each) for number, each in enumerate(weights)}  # names can differ between ranks
         sums["number of weights"] = len(weights)
         if found := conditions.different(sums, device, own_group.of_all()):
@@ -169,11 +171,14 @@ class _State(keras.layers.Layer):  # type: ignore[misc]
 
 
 class BackupAndRestore(keras.callbacks.BackupAndRestore):  # type: ignore[misc]
-    """Keras' own for several ranks: rank 0 writes, and then all read. The folder must be one that all ranks share.
+    """Keras' own for several ranks: rank 0 writes, and all ranks read what it has written.
+
+    It also saves when a rank has received a signal to stop, and then ends this start.
 
     Args:
         account: Knows the rank.
-        arguments: Those of Keras. `double_checkpoint=True` keeps a file that is not cut off by a kill.
+        arguments: Those of Keras. The folder is rank 0's. `double_checkpoint=True` keeps a file that is not cut off by
+            a kill.
     """
 
     def __init__(self, account: Account, *arguments: Any, **named: Any):
@@ -181,15 +186,21 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):  # type: ignore[misc]
         self._account, self._leads = account, account.rank == 0
 
     def on_train_begin(self, logs: Any = None) -> None:
-        if not self._leads:
-            dist.barrier(own_group.of_all())
-        # A kill cuts off the file of the epoch's number, too. By then the weights are read.
-        with contextlib.suppress(json.JSONDecodeError):
-            super().on_train_begin(logs)  # replaces a backup that is cut off by the one before
+        if self._leads:
+            _restore(super(), logs)  # replaces a backup that is cut off by the one before
+        folder = Path(self.backup_dir)
+        found = self._account.resume_from(folder if any(folder.glob("*.weights.h5")) else None)
+        if found and not self._leads:
+            copy = keras.callbacks.BackupAndRestore(found)
+            copy.set_model(self.model)
+            _restore(copy, logs)
         # Keras' own number is of the last epoch that ended in that start, so not of a backup in an epoch's last batch.
         self.model._initial_epoch = self._account.completed("train")
-        if self._leads:
-            dist.barrier(own_group.of_all())
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        if self._account.asked_to_stop():
+            self._save_model()
+            self._account.stop_as_asked()
 
     def _save_model(self) -> None:
         if self._leads:
@@ -198,3 +209,9 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):  # type: ignore[misc]
     def on_train_end(self, logs: Any = None) -> None:
         if self._leads:
             super().on_train_end(logs)
+
+
+def _restore(backup: Any, logs: Any) -> None:
+    """Load a backup. A kill cuts off the file of the epoch's number, too. By then the weights are read."""
+    with contextlib.suppress(json.JSONDecodeError):
+        backup.on_train_begin(logs)

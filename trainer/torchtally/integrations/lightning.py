@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import ModelPruning, StochasticWeightAveraging, WeightAveraging
+from lightning.pytorch.callbacks import ModelCheckpoint, ModelPruning, StochasticWeightAveraging, WeightAveraging
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch.utils._pytree import tree_leaves
@@ -46,6 +46,16 @@ class AccountCallback(Callback):
 
     def on_train_epoch_start(self, trainer: Trainer, module: LightningModule) -> None:
         self._batches(trainer)  # reload_dataloaders_every_n_epochs makes others
+
+    def on_train_batch_start(self, trainer: Trainer, module: LightningModule, batch: Any, batch_idx: int) -> None:
+        """Save and stop if a rank has received a signal: here, what follows the last step, as a validation, is over."""
+        callbacks: Iterable[Any] = trainer.checkpoint_callbacks
+        savers = (each for each in callbacks if isinstance(each, ModelCheckpoint) and not each.save_weights_only)
+        if (saver := next(savers, None)) and self._account.asked_to_stop():
+            path = f"{saver.dirpath}/{saver.CHECKPOINT_NAME_LAST}{saver.FILE_EXTENSION}"
+            saver.last_model_path = path  # which the next start replaces
+            trainer.save_checkpoint(path)
+            self._account.stop_as_asked()
 
     def on_before_backward(self, trainer: Trainer, module: LightningModule, loss: torch.Tensor) -> None:
         self._account.weigh(loss)

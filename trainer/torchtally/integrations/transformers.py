@@ -125,7 +125,7 @@ def _as_it_is(batch: Any) -> Any:
 
 class _Keeps(TrainerCallback):
     def __init__(self, account: Account):
-        self._account = account
+        self._account, self._stops = account, False
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any
@@ -154,12 +154,16 @@ class _Keeps(TrainerCallback):
         self._account.reseed()  # after a resume, the Trainer sets the generators once it has a batch
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """Let the checkpoint that may be saved now have the account's state in its own file, which is written last."""
-        self._account.after_step()
-        kept: Any = state.stateful_callbacks
-        kept[_KEY] = self._account.position_dict()[_KEY]
+        if args.save_strategy != "no" and state.global_step < state.max_steps and self._account.asked_to_stop():
+            control.should_save = self._stops = True
+        self._keep(state)
 
-    on_evaluate = on_step_end
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        if self._stops:
+            self._account.stop_as_asked()
+
+    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self._keep(state)
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         if args.load_best_model_at_end and state.best_model_checkpoint:
@@ -168,6 +172,12 @@ class _Keeps(TrainerCallback):
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any) -> None:
         if "loss" in others["logs"]:
             self._account.log(loss=others["logs"]["loss"])
+
+    def _keep(self, state: TrainerState) -> None:
+        """Let the checkpoint that may be saved now have the account's state in its own file, which is written last."""
+        self._account.after_step()
+        kept: Any = state.stateful_callbacks
+        kept[_KEY] = self._account.position_dict()[_KEY]
 
     def _refuse(self, args: TrainingArguments, state: TrainerState, epochs: Loader) -> None:
         """Refuse before the first step what cannot fulfil the plan."""

@@ -1,1 +1,1 @@
-"""Watchers of a training: MLflow, TensorBoard, and Prometheus."""
+"""Watchers of a training: trackers, TensorBoard, and Prometheus."""

@@ -1,4 +1,4 @@
-"""The interface by which rank 0 notifies MLflow, TensorBoard, and Prometheus of its training."""
+"""The interface by which rank 0 notifies trackers and Prometheus of its training."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol

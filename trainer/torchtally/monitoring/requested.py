@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from torchtally.environment import Process, metrics_port, variable
-from torchtally.monitoring import mlflow_recorder, tensorboard
+from torchtally.monitoring import mlflow_run, tensorboard, tracker, wandb_run
 from torchtally.monitoring.callback import Callback, Run
-from torchtally.monitoring.mlflow_recorder import Trained
+from torchtally.monitoring.tracker import Trained
 
 if TYPE_CHECKING:
     from torchtally.monitoring.prometheus import Exporter
@@ -20,27 +20,34 @@ class Requested:
     """Who is to be notified of a training by rank 0."""
 
     experiment: str | None  # of MLflow
+    project: str | None  # of Weights & Biases
     folder: str | None  # of TensorBoard, or a URL
 
     @classmethod
     def of(cls) -> Self:
         """What the environment requests. Raises Refused."""
-        experiment, folder = variable("TORCHTALLY_MLFLOW"), variable("TORCHTALLY_TENSORBOARD")
+        experiment, project = variable("TORCHTALLY_MLFLOW"), variable("TORCHTALLY_WANDB")
+        folder = variable("TORCHTALLY_TENSORBOARD")
         if experiment is not None:
-            mlflow_recorder.check(experiment)
+            mlflow_run.check(experiment)
+        if project is not None:
+            wandb_run.check(project)
         if folder is not None:
             tensorboard.check(folder)
-        return cls(experiment=experiment, folder=folder)
+        return cls(experiment=experiment, project=project, folder=folder)
 
     def callbacks(
         self, run: Run, options: Mapping[str, Any], output: Path, trained: Trained | None = None
     ) -> Iterator[AbstractContextManager[Callback]]:
         """Yield what notifies each of them in a `with` block, which is the training.
 
-        `output` has the database of MLflow if there is no server. `trained`: the model of a built-in task.
+        `output` has what is recorded without a server. `trained`: the model of a built-in task, which writes its proof.
         """
+        made = output.absolute() / "proof.json" if trained else None
         if self.experiment is not None:
-            yield mlflow_recorder.recorder(self.experiment, run, options, output, trained)
+            yield tracker.recorder(mlflow_run.MLflowRun(self.experiment, run, options, output, trained), made)
+        if self.project is not None:
+            yield tracker.recorder(wandb_run.WandbRun(self.project, run, options, output), made)
         if self.folder is not None:
             yield tensorboard.recorder(self.folder, run, options)
 

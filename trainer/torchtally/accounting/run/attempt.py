@@ -34,9 +34,25 @@ _accounts = count(1)  # of this process
 _completed: set[str] = set()  # ids of the runs that this process has completed
 
 
-def _device() -> torch.device:
+def _judge_anew(all_ranks: list[dict[str, Any]]) -> str | None:
+    """What is wrong if only some ranks begin anew."""
+    anew = {bool(each["facts"]["_anew"]): f"rank {rank} ({each['pod']})" for rank, each in enumerate(all_ranks)}
+    if len(anew) == 1:
+        return None
+    return (
+        f"{anew[True]} has anew=True and {anew[False]} has not, as where one of them does not see the checkpoint: "
+        "leave anew out, and load account.resume_from(path), which is rank 0's on all ranks; or let all pods share its "
+        "volume (in the chart, model.accessMode=ReadWriteMany)"
+    )
+
+
+def _device(process: Process) -> torch.device:
     """That on which the program's group communicates."""
-    return torch.device("cuda" if "nccl" in dist.get_backend_config() else "cpu")
+    if "nccl" not in dist.get_backend_config():
+        return torch.device("cpu")
+    if torch.cuda.is_initialized():
+        return torch.device("cuda")
+    return torch.device("cuda", process.local_rank % torch.cuda.device_count())  # which a library will choose
 
 
 class Attempt:
@@ -54,6 +70,7 @@ class Attempt:
 
     Attributes:
         anew: Whether the weights are those of a beginning, by the program's word or for want of a checkpoint.
+        resumes: Whether the program has been given a checkpoint to load.
 
     Raises:
         Refused: The processes contradict each other.
@@ -71,7 +88,7 @@ class Attempt:
         problem: str | None,
         off: Sequence[str],
     ) -> None:
-        self._process, self.anew, self._stated_anew = process, anew, anew
+        self._process, self.anew, self._stated_anew, self.resumes = process, anew, anew, False
         number = next(_accounts)
         assert dist.group.WORLD is not None
         self._default = weakref.ref(dist.group.WORLD)
@@ -80,14 +97,14 @@ class Attempt:
         stacks.listen()
         own, self._path, record = restart.find(number, process.run, task)
         # A seed of another type, which is refused with the other facts, may have no JSON form.
-        stated = {"seed": seed if type(seed) is int else repr(seed), "anew": anew, "guards off": [*off]}
+        stated = {"seed": seed if type(seed) is int else repr(seed), "_anew": anew, "guards off": [*off]}
         facts = {"task": task, "plan": dict(plan), **stated}
         of_rank_0 = {
             "_run": own,
             "_record": [record.run, record.attempt] if record else None,
             "_began": time.time_ns() // 1_000_000,
         }
-        agreed = self.agree(facts | of_rank_0, problem)
+        agreed = self.agree(facts | of_rank_0, problem, _judge_anew)
         self._known: tuple[str, int] | None = tuple(agreed["_record"]) if agreed["_record"] else None
         self.members = Membership.of(group)
         self.begun = self._stepped = self._reported = False
@@ -104,7 +121,7 @@ class Attempt:
             data="",
             began=agreed["_began"],
         )
-        preflight.run(process, _device())
+        preflight.run(process, _device(process))
         restart.claim(self._path)  # not of a start that is refused: another one in this process is a restart, too
 
     @property
@@ -162,8 +179,8 @@ class Attempt:
         return error
 
     def problem(self, loaded: State | None) -> str | None:
-        """Why this start cannot begin: it is a restart that has loaded no state, so its weights may be older."""
-        if self.begun or loaded or self.anew or not (self._known or self._process.attempt):
+        """Why this start cannot begin: it resumes and has loaded no state, so its weights may be of another moment."""
+        if self.begun or loaded or self.anew or not (self._known or self._process.attempt or self.resumes):
             return None
         file = f", or delete {self._path}" if self._known and self._path else ""
         return (

@@ -24,12 +24,14 @@ from torchtally.accounting.proofs.proving import enforce, prove
 from torchtally.accounting.reporting.meeting import Meeting
 from torchtally.accounting.reporting.pace import Pace
 from torchtally.accounting.reporting.step_time import StepTime
+from torchtally.accounting.run.asked import Asked
 from torchtally.accounting.run.attempt import Attempt
 from torchtally.accounting.run.final import Final
 from torchtally.accounting.run.phases import Phases
 from torchtally.accounting.run.progress import Progress
 from torchtally.accounting.run.reports import Reports
 from torchtally.checkpoints.rounds import Rounds
+from torchtally.distributed import process_group
 from torchtally.errors import Refused, Unproven
 from torchtally.log import log
 from torchtally.proof import line as tally_line
@@ -54,6 +56,7 @@ class Counting:
 
     Attributes:
         checkpoints: Told of each commit and each batch, if there are any.
+        asked: Whether to stop, where there are none.
         phase: Name of the phase of the last batch.
         gradients: The batches whose gradients the steps of named optimizers use.
         final: What every call of the program runs in: a failure is final, also for a loop that catches it.
@@ -74,6 +77,7 @@ class Counting:
         self._steps = StepTime(attempt.members.everyone.size())
         self._meeting: Meeting | None = None  # once the run is known
         self.checkpoints: Rounds | None = None
+        self.asked = Asked(attempt.members.everyone)
         self.phase = next(iter(progress.given), "")
         self.gradients = Gradients(self._will_step, self._has_stepped)
         self._counts = 0  # steps of named optimizers that are taken note of
@@ -161,6 +165,8 @@ class Counting:
                 raise Refused(f"{current.name}: the loop has begun it again, and goes on with its first iterator")
             if self.checkpoints and current.trains and not current.repeats:
                 self._before_batch(self.checkpoints, current)
+            if self.asked.number and current.trains:
+                self.stop_as_asked()
             known = taken if isinstance(taken, Taken) else checked(taken, batches, current.where(current.handed + 1))
             batch = current.hand_out(known)
             if current.weighed:
@@ -198,6 +204,9 @@ class Counting:
                     "epoch, as the steps of the optimizer count its batches"
                 )
         self.gradients.name(optimizer, replicated=replicated)
+        if self._attempt.prints:
+            for each in (one for group in optimizer.param_groups for one in group["params"]):
+                process_group.warn_of_gloo(each.device)
 
     def weigh(self, loss: torch.Tensor, batches: tuple[Any, ...], *, normalized: bool) -> torch.Tensor:
         """Tie a loss to its batches: `Account.weigh`. Raises Refused."""
@@ -409,6 +418,10 @@ class Counting:
             self._reports.complete(last)
         return last
 
+    def stop_as_asked(self) -> None:
+        """End a start that was asked to stop: `Account.stop_as_asked`. A call of all ranks. Raises Stopped."""
+        self.asked.end(self._attempt.run.source, self._phases.reached)
+
     def replaced(self, reason: str) -> None:
         """Take the weights of now for those of the last step: `Account.replaced`. Raises Refused."""
         self._note_steps()
@@ -424,6 +437,7 @@ class Counting:
     def close(self) -> None:
         """No longer watch the optimizers."""
         self.gradients.close()
+        self.asked.close()
         if not self._attempt.is_complete:
             self._guards.unfinished.leave(self._attempt.run.run)
 

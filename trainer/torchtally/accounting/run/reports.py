@@ -23,8 +23,8 @@ from torchtally.accounting.run.phases import Phases
 from torchtally.checkpoints.rounds import Rounds
 from torchtally.environment import Places
 from torchtally.monitoring.callback import Callback, Callbacks
-from torchtally.monitoring.mlflow_recorder import Trained
 from torchtally.monitoring.requested import Requested
+from torchtally.monitoring.tracker import Trained
 
 if TYPE_CHECKING:
     from torchtally.monitoring.prometheus import Exporter

@@ -1,0 +1,70 @@
+"""A signal to stop, of which all ranks learn after the same step."""
+
+import signal
+import threading
+import time
+from types import FrameType
+
+import torch
+import torch.distributed as dist
+
+from torchtally import events
+from torchtally.errors import Stopped
+
+_SYNCHRONIZE_SECONDS = 1.0
+
+
+class Stopping:
+    """About once a second, all ranks exchange between two steps whether any has received a signal.
+
+    From the beginning on, SIGTERM and SIGINT end the process only so.
+    """
+
+    def __init__(self) -> None:
+        self._number = 0  # of the signal that this rank has received
+        self._pace = self._left = 1  # steps between two exchanges, and until the next
+        self._met = time.monotonic()
+        takes = (signal.SIGTERM, signal.SIGINT) if threading.current_thread() is threading.main_thread() else ()
+        self._handlers = {each: signal.signal(each, self._ask) for each in takes}
+
+    def stepped(self) -> None:
+        """Take note of a step."""
+        self._left -= 1
+
+    @property
+    def due(self) -> bool:
+        """Whether the ranks exchange now."""
+        return self._left <= 0
+
+    def exchange(self, group: dist.ProcessGroup, *wishes: int) -> list[int]:
+        """A signal's number that some rank has received, or 0, and the highest of each wish. A call of all ranks."""
+        now, leads = time.monotonic(), dist.get_rank() == 0
+        # Rank 0's clock sets the pace for all.
+        spent = max(now - self._met, 1e-6)
+        pace = max(1, min(2 * self._pace, round(self._pace * _SYNCHRONIZE_SECONDS / spent))) if leads else 0
+        told = torch.tensor([pace, self._number, *wishes], dtype=torch.int64)
+        dist.all_reduce(told, dist.ReduceOp.MAX, group)
+        self._pace, *agreed = told.tolist()
+        self.go_on()
+        return agreed
+
+    def go_on(self) -> None:
+        """Count the steps, and the time, from now on."""
+        self._left, self._met = self._pace, time.monotonic()
+
+    def close(self) -> None:
+        """Handle signals as before, but for those that another has taken over."""
+        for number, handler in self._handlers.items():
+            if signal.getsignal(number) == self._ask:
+                signal.signal(number, handler)
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        self._number = number
+
+
+def stop(number: int, saved: bool, source: events.Source, reached: tuple[int, int, int]) -> None:
+    """Report the end of this start, and raise Stopped. A call of all ranks."""
+    if dist.get_rank() == 0:
+        epoch, position, _ = reached
+        events.emit(events.Stopped(signal=number, saved=saved, epoch=epoch, position=position), source)
+    raise Stopped(number, saved)
