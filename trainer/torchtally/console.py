@@ -8,6 +8,9 @@ import signal
 import sys
 from collections.abc import Callable
 
+from torchtally import families
+from torchtally.errors import Ending
+
 _OF_WRITING = {errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOSPC, errno.EPIPE}
 
 
@@ -16,7 +19,10 @@ class _Unwritten(Exception):
 
 
 def run(command: str, main: Callable[[], int]) -> int:
-    """Run a command. Returns its exit status, 128 + n after signal n, or 1 if the output could not be written."""
+    """Run a command. Returns its exit status, 128 + n after signal n, or 1 if the output could not be written.
+
+    An Ending that it raises is printed.
+    """
     if sys.stdout is None:  # closed when Python started: a stream in its place, which fails at each write
         sys.stdout = os.fdopen(os.open(os.devnull, os.O_RDONLY), "w")
     # Without a handler, PID 1 of a container ignores it.
@@ -32,13 +38,20 @@ def run(command: str, main: Callable[[], int]) -> int:
             raise
     except KeyboardInterrupt:
         return 130
+    except Ending as ending:
+        _complain(f"{command}: {families.with_link(str(ending))}")
+        return ending.code
     except _Unwritten as sentence:
         if str(sentence):
-            with contextlib.suppress(OSError):
-                print(f"{command}: {sentence}", file=sys.stderr)
+            _complain(f"{command}: {sentence}")
         return 1
     finally:
         _discard()
+
+
+def _complain(text: str) -> None:
+    with contextlib.suppress(OSError):
+        print(text, file=sys.stderr)
 
 
 def _discard() -> None:

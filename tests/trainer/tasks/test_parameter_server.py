@@ -169,7 +169,7 @@ def unlike(rank: int, store: TCPStore) -> None:
 
 def test_what_cannot_be_trained_is_refused_on_all_ranks(tmp_path: Path) -> None:
     assert re.match(r"2 rank 3 .*has device cuda and rank 2", end_of_all(4, tmp_path, unlike))
-    few = "2 processes are too few: one coordinates, one is the parameter server, and at least one trains"
+    few = "WORLD_SIZE=2 must be at least 3: one process coordinates, one is the parameter server, and others train"
     assert end_of_all(2, tmp_path) == f"2 rank 0 (pod-0): {few}"
 
 

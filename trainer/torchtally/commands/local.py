@@ -24,11 +24,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 def main(argv: list[str] | None = None) -> int:
     options = _options(argv)
-    try:
-        found = manifest.load(options.file, options.name, observe=options.observe)
-    except Refused as refused:
-        say(str(refused))
-        return 2
+    found = manifest.load(options.file, options.name, observe=options.observe)
     for warning in found.warnings:
         say(f"warning: {warning}")
     if found.others:
@@ -37,8 +33,7 @@ def main(argv: list[str] | None = None) -> int:
         try:
             log = stack.enter_context(Path(options.log).open("wb", buffering=0)) if options.log else None
         except OSError as error:
-            say(f"--log {options.log} cannot be written: {error.strerror}")
-            return 2
+            raise Refused(f"--log {options.log} cannot be written: {error.strerror}") from None
         return _outcome(found.job, options, log)
 
 

@@ -18,7 +18,7 @@ from torchtally.verifier.log import Log
 from torchtally.verifier.log_file import open_log
 from torchtally.verifier.observation import observation_of, outcome_of
 from torchtally.verifier.outcome import Outcome, worst
-from torchtally.verifier.verdict import UnknownRun, Verdict, judge
+from torchtally.verifier.verdict import Verdict, judge
 
 EPILOG = f"""\
 exit status: 0 proved: of each run in the logs the last line, or else every phase and epoch of every rank, is there, and
@@ -33,11 +33,7 @@ the job has not ended; 5 failed: the job has failed. Of several runs, the first 
 
 def main(argv: list[str] | None = None) -> int:
     options = _options(argv)
-    try:
-        verdicts, observation, outcome = _verdicts(options)
-    except (Refused, UnknownRun) as error:
-        print(f"torchtally verify: {error}", file=sys.stderr)
-        return 2
+    verdicts, observation, outcome = _verdicts(options)
     if options.json:
         console.show(report.as_json(verdicts, observation, outcome))
     else:
@@ -133,12 +129,9 @@ def _read_sizes(log: Log, path: str) -> None:
 
 
 def _read_job(options: argparse.Namespace) -> Log:
-    from torchtally.cluster import job_kinds, logs  # files need no Kubernetes client, which takes a second to load
+    from torchtally.cluster import logs  # files need no Kubernetes client, which takes a second to load
 
-    try:
-        return logs.read_job(options.job, options.namespace, options.context, wait_seconds=options.wait)
-    except job_kinds.ClusterError as error:
-        raise Refused(error) from error
+    return logs.read_job(options.job, options.namespace, options.context, wait_seconds=options.wait)
 
 
 def _read(log: Log, path: str) -> list[Path]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
 
+from torchtally.errors import Refused
 from torchtally.proof import table
 from torchtally.proof.line import TallyLine
 from torchtally.proof.run_summary import RunSummary
@@ -18,7 +19,7 @@ from torchtally.verifier.phrasing import attempt_names, numbers
 from torchtally.verifier.problem import Block, Problem
 
 
-class UnknownRun(Exception):
+class UnknownRun(Refused):
     """No line is of the run that --run names."""
 
 
