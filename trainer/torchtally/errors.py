@@ -68,7 +68,7 @@ class Unproven(Ending):
     """The tallies contradict the contract: one sentence with the counts."""
 
     code = UNPROVEN
-    family = "T13"
+    family = "T12"
 
 
 class Stopped(Ending):
@@ -88,21 +88,21 @@ class Exhausted(Ending):
     """The job has no retries left: one sentence with the number of starts and the last failure."""
 
     code = FAILED
-    family = "T18"
+    family = "T17"
 
 
 class Volume(Ending):
     """The output volume cannot be read or written: one sentence that names the path."""
 
     code = VOLUME
-    family = "T15"
+    family = "T14"
 
 
 class Lost(Ending):
     """Another rank or pod is gone or never arrived: one sentence that names it if it is known."""
 
     code = LOST
-    family = "T17"
+    family = "T16"
 
 
 # RPC raises a RuntimeError if the callee is gone or silent.

@@ -1,61 +1,48 @@
-"""Families of messages: the id that ends a message, and the part of the reference about it.
+"""Families of messages: the id that ends a message, and the row about it in the guide to failed jobs.
 
-An id never gets another meaning. The modules that raise a message, by the longest prefix, are its family.
+An id keeps its meaning. The module that raises a message has its family.
 """
 
 import inspect
 import re
-from dataclasses import dataclass
+from types import FrameType
 
-PAGE = "https://github.com/torchtally/torchtally/blob/main/docs/reference/messages.md"
+_PAGE = "https://github.com/torchtally/torchtally/blob/main/docs/guides/job-failed.md"
 _ID = re.compile(r" \[(T\d\d)\]")
 
-
-@dataclass(frozen=True)
-class Family:
-    id: str
-    title: str
-    modules: tuple[str, ...]  # below torchtally
-
-    @property
-    def link(self) -> str:
-        """The part of the reference about it."""
-        slug = f"{self.id}-{self.title}".lower().replace(" ", "-")
-        return f"{PAGE}#{slug}"
-
-
-FAMILIES = (
-    Family("T01", "Commands", ("cli", "commands", "tasks", "options", "training")),
-    Family("T02", "Environment variables", ("environment", "pod", "monitoring")),
-    Family("T03", "GPUs", ("pod.device", "accounting.order.cuda")),
-    Family("T04", "Data of tasks", ("datasets", "tasks.image_folder", "tasks.gpt")),
-    Family("T05", "Shard files", ("streams",)),
-    Family("T06", "Arguments of an account", ("accounting",)),
-    Family("T07", "Order of samples", ("accounting.order",)),
-    Family("T08", "Loaders", ("accounting.batches", "accounting.loader")),
-    Family("T09", "Mixtures and packing", ("accounting.data",)),
-    Family("T10", "Training loop", ("accounting.ledger", "accounting.run.counting")),
-    Family(
-        "T11",
-        "Resume",
-        ("accounting.ledger.state", "accounting.ledger.resume", "accounting.run.stateful", "accounting.run.progress"),
+# Modules below torchtally; of several prefixes, the longest counts.
+FAMILIES = {
+    "T01": ("cli", "commands", "tasks", "options", "training"),
+    "T02": ("environment", "pod", "monitoring"),
+    "T03": ("pod.device", "accounting.order.cuda"),
+    "T04": ("datasets", "tasks.image_folder", "tasks.gpt"),
+    "T05": ("streams",),
+    "T06": ("accounting",),
+    "T07": ("accounting.order",),
+    "T08": ("accounting.batches", "accounting.loader"),
+    "T09": ("accounting.data",),
+    "T10": ("accounting.ledger", "accounting.run.counting"),
+    "T11": (
+        "accounting.ledger.resume",
+        "accounting.ledger.state",
+        "accounting.run.progress",
+        "accounting.run.restart",
+        "accounting.run.stateful",
     ),
-    Family("T12", "Guards", ("accounting.guards",)),
-    Family("T13", "Proof", ("accounting.proofs",)),
-    Family("T14", "Checkpoints", ("checkpoints", "training.artifacts", "training.results")),
-    Family("T15", "Storage", ("file_systems", "atomic_file")),
-    Family("T16", "Ranks that differ", ("distributed",)),
-    Family("T17", "Lost ranks and pods", ("pod.rendezvous", "distributed.shared_memory")),
-    Family("T18", "Retries", ("pod.retries",)),
-    Family("T19", "Training libraries", ("integrations", "tasks.keras_mnist")),
-    Family("T20", "Parameter server", ("tasks.parameter_server",)),
-    Family("T21", "Spark", ("spark",)),
-    Family("T22", "Jobs on this machine", ("local", "commands.local")),
-    Family("T23", "Observation", ("inject", "commands.observe")),
-    Family("T24", "Clusters", ("cluster", "jobs")),
-    Family("T25", "Verifier", ("verifier", "commands.verify", "commands.archived", "proof")),
-)
-_BY_ID = {family.id: family for family in FAMILIES}
+    "T12": ("accounting.proofs",),
+    "T13": ("checkpoints", "training.artifacts", "training.results"),
+    "T14": ("file_systems",),
+    "T15": ("distributed",),
+    "T16": ("pod.rendezvous", "distributed.shared_memory"),
+    "T17": ("pod.retries",),
+    "T18": ("integrations", "tasks.keras_mnist"),
+    "T19": ("tasks.parameter_server",),
+    "T20": ("spark",),
+    "T21": ("local", "commands.local"),
+    "T22": ("inject", "commands.observe"),
+    "T23": ("cluster", "jobs"),
+    "T24": ("verifier", "commands.verify", "commands.archived", "proof"),
+}
 
 
 def named_in(text: str) -> str | None:
@@ -67,14 +54,22 @@ def named_in(text: str) -> str | None:
 def of_caller() -> str | None:
     """The id of the module that is making an exception, if that is one of this package."""
     frame = inspect.currentframe()
-    while frame and frame.f_globals.get("__name__") in (__name__, "torchtally.errors"):
+    while frame and _module(frame) in (__name__, "torchtally.errors"):
         frame = frame.f_back
-    return of_module(frame.f_globals.get("__name__", "")) if frame else None
+    return of_module(_module(frame)) if frame else None
+
+
+def _module(frame: FrameType) -> str:
+    """Its full name, also where Python runs it as a program."""
+    spec = frame.f_globals.get("__spec__")
+    return spec.name if spec else ""
 
 
 def of_module(name: str) -> str | None:
     """The id for a module's full name."""
-    found = ((len(prefix), family.id) for family in FAMILIES for prefix in family.modules if _holds(prefix, name))
+    found = (
+        (len(prefix), family) for family, prefixes in FAMILIES.items() for prefix in prefixes if _holds(prefix, name)
+    )
     return max(found, default=(0, None))[1]
 
 
@@ -90,4 +85,4 @@ def ended_by(text: str, family: str | None) -> str:
 def with_link(text: str) -> str:
     """The text with one id, and in a line of its own the link, for who prints it last."""
     family = named_in(text)
-    return f"{ended_by(text, family)}\nsee {_BY_ID[family].link}" if family in _BY_ID else text
+    return f"{ended_by(text, family)}\nsee {_PAGE}#{family.lower()}" if family else text

@@ -68,8 +68,8 @@ class AccountCallback(keras.callbacks.Callback):  # type: ignore[misc]
             )
         if steps := getattr(model.optimizer, "inner_optimizer", model.optimizer).gradient_accumulation_steps:
             raise Refused(
-                f"gradient_accumulation_steps={steps} of the optimizer must be None: Keras saves the gradients of batches that are handed out "
-                "again after a resume"
+                f"gradient_accumulation_steps={steps} must be None: Keras saves the gradients of batches that are "
+                "handed out again after a resume"
             )
 
     def on_train_begin(self, logs: Any = None) -> None:

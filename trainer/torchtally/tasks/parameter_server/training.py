@@ -219,8 +219,8 @@ def set_up(name: str, options: Options, output: Path) -> RoleContext:
         pace = Pace.of(process)
         if process.world <= FIRST_TRAINER:
             raise Refused(
-                f"WORLD_SIZE={process.world} must be at least 3: one process coordinates, one is the parameter server, and "
-                "others train; start more pods, or set PET_NPROC_PER_NODE=3"
+                f"WORLD_SIZE={process.world} must be at least 3: one process coordinates, one is the parameter server, "
+                "and others train; start more pods, or set PET_NPROC_PER_NODE=3"
             )
         if options.form == "rpc" and not address.is_loopback(store_address()[0]) and not trusts_network():
             raise Refused(
