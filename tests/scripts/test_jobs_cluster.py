@@ -436,7 +436,7 @@ def test_the_results_of_a_job_that_is_gone_are_read_by_its_claim(
     status, said = fetch()
     assert status == 0 and f"copied to {out}: model.pt, proof.json" in said
     if kind == "no job":
-        assert "no PyTorchJob or TrainJob demo in namespace trial" in said and "its claim is read" in said
+        assert "no PyTorchJob or TrainJob demo in namespace trial" in said and "its PVC is read" in said
     (made,) = claim.made
     assert made["spec"]["volumes"] == VOLUMES
     (container,) = made["spec"]["containers"]

@@ -46,7 +46,7 @@ def refused(capsys: pytest.CaptureFixture[str], *args: object) -> str:
         status = error.code
     out, err = capsys.readouterr()
     assert (status, out) == (2, "")
-    return err.splitlines()[-1]
+    return err.splitlines()[-1].partition(" [T")[0]
 
 
 def test_a_file_a_folder_and_standard_input(log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

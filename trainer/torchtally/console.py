@@ -19,10 +19,7 @@ class _Unwritten(Exception):
 
 
 def run(command: str, main: Callable[[], int]) -> int:
-    """Run a command. Returns its exit status, 128 + n after signal n, or 1 if the output could not be written.
-
-    An Ending that it raises is printed.
-    """
+    """Run a command. Returns its exit status, 128 + n after signal n, or 1 if the output could not be written."""
     if sys.stdout is None:  # closed when Python started: a stream in its place, which fails at each write
         sys.stdout = os.fdopen(os.open(os.devnull, os.O_RDONLY), "w")
     # Without a handler, PID 1 of a container ignores it.
@@ -38,20 +35,13 @@ def run(command: str, main: Callable[[], int]) -> int:
             raise
     except KeyboardInterrupt:
         return 130
-    except Ending as ending:
-        _complain(f"{command}: {families.with_link(str(ending))}")
-        return ending.code
     except _Unwritten as sentence:
         if str(sentence):
-            _complain(f"{command}: {sentence}")
+            with contextlib.suppress(OSError):
+                print(f"{command}: {sentence}", file=sys.stderr)
         return 1
     finally:
         _discard()
-
-
-def _complain(text: str) -> None:
-    with contextlib.suppress(OSError):
-        print(text, file=sys.stderr)
 
 
 def _discard() -> None:
@@ -60,6 +50,12 @@ def _discard() -> None:
         sys.stdout.flush()
     except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def refuse(command: str, ending: Ending) -> int:
+    """Print why a command ends. Returns its exit status."""
+    print(f"{command}: {families.with_link(str(ending))}", file=sys.stderr)
+    return ending.code
 
 
 def show(text: str, end: str = "\n") -> None:

@@ -83,6 +83,6 @@ def ended_by(text: str, family: str | None) -> str:
 
 
 def with_link(text: str) -> str:
-    """The text with one id, and in a line of its own the link, for who prints it last."""
+    """The text with one id and its link at the end, for who prints it last."""
     family = named_in(text)
-    return f"{ended_by(text, family)}\nsee {_PAGE}#{family.lower()}" if family else text
+    return f"{ended_by(text, family)} {_PAGE}#{family.lower()}" if family else text

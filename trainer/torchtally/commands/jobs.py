@@ -2,6 +2,8 @@
 
 import argparse
 
+from torchtally import console
+from torchtally.errors import Refused
 from torchtally.jobs import commands
 
 EPILOG = """\
@@ -24,7 +26,10 @@ def main(argv: list[str] | None = None) -> int:
         "fetch": commands.fetch,
         "report": commands.report,
     }
-    return run[options.command](options)
+    try:
+        return run[options.command](options)
+    except Refused as refused:
+        return console.refuse("torchtally jobs", refused)
 
 
 def _options(argv: list[str] | None) -> argparse.Namespace:

@@ -33,7 +33,10 @@ the job has not ended; 5 failed: the job has failed. Of several runs, the first 
 
 def main(argv: list[str] | None = None) -> int:
     options = _options(argv)
-    verdicts, observation, outcome = _verdicts(options)
+    try:
+        verdicts, observation, outcome = _verdicts(options)
+    except Refused as refused:
+        return console.refuse("torchtally verify", refused)
     if options.json:
         console.show(report.as_json(verdicts, observation, outcome))
     else:
@@ -129,9 +132,12 @@ def _read_sizes(log: Log, path: str) -> None:
 
 
 def _read_job(options: argparse.Namespace) -> Log:
-    from torchtally.cluster import logs  # files need no Kubernetes client, which takes a second to load
+    from torchtally.cluster import job_kinds, logs  # files need no Kubernetes client, which takes a second to load
 
-    return logs.read_job(options.job, options.namespace, options.context, wait_seconds=options.wait)
+    try:
+        return logs.read_job(options.job, options.namespace, options.context, wait_seconds=options.wait)
+    except job_kinds.Unreachable as error:  # which has an exit status of its own elsewhere
+        raise Refused(error) from error
 
 
 def _read(log: Log, path: str) -> list[Path]:
