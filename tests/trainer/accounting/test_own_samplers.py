@@ -154,7 +154,7 @@ def test_other_ranks_go_on_between_two_epochs_and_not_within_one(tmp_path: Path)
         found = run(3, goes_on, str(folder), "buckets", 0)
         assert [each["code"] for each in found] == [code] * 3, found[0]["err"]
         if code:
-            assert "has shared out this epoch over 2 ranks, and 3 cannot go on within it" in found[0]["err"]
+            assert "has shared out this epoch over 2 ranks, and 3 cannot continue within it" in found[0]["err"]
         else:
             assert all(each["result"][0] == [3] * N for each in found)
             assert verified(found).holds

@@ -114,7 +114,7 @@ def report(options: Options) -> int:
 
 
 def _copied(folder: Path, names: list[str]) -> str:
-    return f"copied to {folder}: {', '.join(names)}" if names else f"the claim has no file yet: {folder} is empty"
+    return f"copied to {folder}: {', '.join(names)}" if names else f"the PVC has no file yet: {folder} is empty"
 
 
 def _cluster(options: Options) -> Cluster:

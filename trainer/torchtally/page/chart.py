@@ -60,7 +60,7 @@ def coloured(field: str, colours: Mapping[str, str], present: set[str]) -> Spec:
 
 def restarts(field: str) -> Spec:
     """A layer with a line at each restart."""
-    tip = [{"field": "restart"}, {"field": "attempt"}, {"field": "position", "title": "goes on at"}, {"field": "cause"}]
+    tip = [{"field": "restart"}, {"field": "attempt"}, {"field": "position", "title": "resumes at"}, {"field": "cause"}]
     return {
         "data": {"name": "restarts"},
         "mark": {"type": "rule", "strokeDash": [4, 3], "strokeWidth": 1.5, "color": "@restart", "clip": True},

@@ -108,7 +108,7 @@ def _map(content: Content) -> Iterator[Html]:
     yield element(
         "p",
         "Each row is a rank, and each column an epoch. Within a column, samples follow each other in the order of the "
-        "epoch: a mark is where a sample was lost or doubled. The row “all” compares all ranks together with the "
+        "epoch: a mark is where a sample was lost or duplicated. The row “all” compares all ranks together with the "
         "contract.",
     )
     for phase, chart in content.maps.items():

@@ -1,4 +1,4 @@
-"""The shard map: what each rank consumed in each epoch, and where in the order samples were lost or doubled."""
+"""The shard map: what each rank consumed in each epoch, and where in the order samples were lost or duplicated."""
 
 import math
 from collections.abc import Iterator, Set
@@ -152,7 +152,7 @@ def cross_layer(ranks: int, state: str = WRONG) -> Spec:
 
 
 def _mark_layers(ranks: int, half: float, kinds: set[str]) -> list[Spec]:
-    """What is lost or doubled: as wide as it is, and with a symbol, as most of it is too small to be seen."""
+    """What is lost or duplicated: as wide as it is, and with a symbol, as most of it is too small to be seen."""
     if not kinds:
         return []
     tip = [{"field": name} for name in ("what", "who", "epoch", "positions", "samples")]

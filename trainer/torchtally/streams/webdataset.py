@@ -97,7 +97,7 @@ class TarFiles(Shards):
         if end > len(opened):
             raise Refused(f"{index} does not fit {url}: it names {end} bytes, and the shard has {len(opened)}")
         if any(opened[after : after + _BLOCK]):
-            raise Refused(f"{index} does not fit {url}: it ends at byte {end}, and the shard goes on at byte {after}")
+            raise Refused(f"{index} does not fit {url}: it ends at byte {end}, and the shard continues at byte {after}")
         return url, opened, lines
 
     def _read(self, opened: tuple[str, mmap.mmap, list[str]], rows: list[int]) -> list[dict[str, Any]]:

@@ -130,7 +130,7 @@ def _judge(log: Log, run: str, expect_per_pod: int | None) -> Verdict:
         faults += summary_check.contradictions(last, groups)
     verdict.problems += faults
     if verdict.problems and not expected.CAN_NAME:
-        verdict.notes.append("the Python package sympy is missing, so lost and doubled samples are not named")
+        verdict.notes.append("the Python package sympy is missing, so lost and duplicated samples are not named")
     if expect_per_pod is not None:
         verdict.problems += _expect_per_pod(groups, expect_per_pod)
     if verdict.holds and not last:

@@ -35,14 +35,14 @@ def problem(name: str, position: Position, shard: Shard, batch: int) -> str | No
         if position.consumed and position.world != shard.world:
             return (
                 f"{name}: its own sampler has shared out this epoch over {position.world} ranks, and {shard.world} "
-                f"cannot go on within it: go on with {position.world} ranks, or from a state between two epochs"
+                f"cannot continue within it: continue with {position.world} ranks, or from a state between two epochs"
             )
     elif _consumed(position, shard) > shard.n and not _is_shared_out(position, shard.world, batch):
         same = f"with {position.world} ranks and {position.batch} samples a step in all, or "
         return (
             f"{name}: the last step of the epoch has repeated samples, as its contract is {shard.contract}, and only "
-            f"the ranks that made it can count these: go on {'' if position.dropped else same}from a state between two "
-            "epochs"
+            f"the ranks that made it can count these: continue {'' if position.dropped else same}from a state between "
+            "two epochs"
         )
     return None
 
