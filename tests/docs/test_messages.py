@@ -62,7 +62,7 @@ def test_each_family_has_a_row_to_which_messages_link() -> None:
     assert families.with_link("no [T06]").endswith("/docs/guides/job-failed.md#t06")
 
 
-@pytest.mark.parametrize(("family", "example"), [row[1:] for row in ROWS], ids=[row[1] for row in ROWS])
+@pytest.mark.parametrize(("family", "example"), [row[1:] for row in ROWS if row[1] not in COMMANDS])
 def test_an_example_can_be_printed(family: str, example: str) -> None:
     assert any(re.search(form, example) for path in sources(family) for form in forms(path))
 
