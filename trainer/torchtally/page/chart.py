@@ -12,6 +12,12 @@ from torchtally.page.markup import Html, element
 Row = Mapping[str, Any]
 Spec = dict[str, Any]
 
+HOW_TO_ZOOM = (
+    "Drag to move. The buttons zoom",
+    element("span", ", as does the wheel while Ctrl is held", class_="wheel"),  # which a phone lacks
+    ".",
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Chart:

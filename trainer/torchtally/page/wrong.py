@@ -28,7 +28,7 @@ class Place:
 
     @property
     def kind(self) -> str:
-        return "lost" if self.times < 0 else "doubled"
+        return "lost" if self.times < 0 else "duplicated"
 
     @property
     def what(self) -> str:
