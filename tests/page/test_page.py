@@ -93,7 +93,7 @@ def test_a_disproved_run_shows_which_samples(browser: Browser, path: Path) -> No
         assert page.locator(f"#map-0 {marks}").count() >= 2
         page.locator("#map-0").hover()
         # The buttons zoom: half of the epochs is shown, then all.
-        ticks = "[...document.querySelectorAll('#map-0 .role-axis-label text')].map((each) => each.textContent).sort()"
+        ticks = "[...document.querySelectorAll('#map-0 .role-axis-label text')].map((each) => each.outerHTML).sort()"
         before = page.evaluate(ticks)
         page.get_by_role("button", name="Zoom in").first.click()
         assert page.evaluate(ticks) != before
