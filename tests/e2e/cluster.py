@@ -233,7 +233,7 @@ class Namespace:
 
 def verify(namespace: Namespace, *options: str, job: str = "demo") -> dict[tuple[str, int], dict[str, list[int]]]:
     """What scripts/verify_shards.py finds for the job, which has to be proven: for each phase and epoch, each
-    pod's rank and its samples expected, consumed, lost and doubled."""
+    pod's rank and its samples expected, consumed, lost and duplicated."""
     found = json.loads(script("verify_shards.py", "--json", "--job", job, "-n", namespace.name, *options).stdout)
     assert found["holds"]
     shards: dict[tuple[str, int], dict[str, list[int]]] = {}

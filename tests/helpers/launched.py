@@ -3,6 +3,7 @@
 import contextlib
 import os
 import queue
+import re
 import signal
 import subprocess
 import sys
@@ -135,7 +136,8 @@ class Pod:
 
     @property
     def message(self) -> str:
-        return self._log.read_text()
+        """The termination message, without the id and the link at its end."""
+        return re.sub(r" \[T\d\d\] https://\S+#t\d\d", "", self._log.read_text())
 
 
 def family(pid: int) -> list[psutil.Process]:

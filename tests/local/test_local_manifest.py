@@ -148,7 +148,7 @@ def test_refuses_in_the_cluster_s_words(tmp_path: Path, change: Callable[[Object
     document = changed(change)
     with pytest.raises(Refused) as refused:
         manifest.load(write(tmp_path, document))
-    assert str(refused.value) == f"PyTorchJob {document['metadata']['name']} is invalid: {message}"
+    assert str(refused.value) == f"PyTorchJob {document['metadata']['name']} is invalid: {message} [T21]"
 
 
 @pytest.mark.parametrize(

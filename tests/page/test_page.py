@@ -70,7 +70,7 @@ def test_a_proved_run(browser: Browser, path: Path) -> None:
         ]
         charts = page.locator(".chart[aria-label]")
         assert charts.count() == len(json.loads(page.locator("#charts").inner_text())) == 6
-        assert "lost or doubled" not in page.locator("#map-0").inner_text()
+        assert "lost or duplicated" not in page.locator("#map-0").inner_text()
         # Each chart names itself, and a table has its numbers.
         for label in charts.evaluate_all("all => all.map((each) => each.getAttribute('aria-label'))"):
             assert re.match(r"(Shard map|Curve|Timeline) of ", label)
@@ -83,17 +83,17 @@ def test_a_disproved_run_shows_which_samples(browser: Browser, path: Path) -> No
     with pages.opened(browser, path) as page:
         assert page.title().startswith("✗ ")
         assert "✗ Disproved" in page.inner_text(".verdict")
-        found = pages.rows(page, "Lost and doubled samples")
+        found = pages.rows(page, "Lost and duplicated samples")
         lost, doubled = (str(position) for position in (2 + 4 * 5, 2))
         for rank in ("2", "all"):
             assert ["train", "2", rank, "1 sample lost", lost, str(order[int(lost)])] in found
-            assert ["train", "2", rank, "1 sample doubled", doubled, str(order[int(doubled)])] in found
+            assert ["train", "2", rank, "1 sample duplicated", doubled, str(order[int(doubled)])] in found
         assert len(found) == 4
         marks = "[aria-label='1 sample lost']"
         assert page.locator(f"#map-0 {marks}").count() >= 2
         page.locator("#map-0").hover()
         # The buttons zoom: half of the epochs is shown, then all.
-        ticks = "[...document.querySelectorAll('#map-0 .role-axis-label text')].map((each) => each.textContent).sort()"
+        ticks = "[...document.querySelectorAll('#map-0 .role-axis-label text')].map((each) => each.outerHTML).sort()"
         before = page.evaluate(ticks)
         page.get_by_role("button", name="Zoom in").first.click()
         assert page.evaluate(ticks) != before

@@ -436,7 +436,7 @@ def test_the_results_of_a_job_that_is_gone_are_read_by_its_claim(
     status, said = fetch()
     assert status == 0 and f"copied to {out}: model.pt, proof.json" in said
     if kind == "no job":
-        assert "no PyTorchJob or TrainJob demo in namespace trial" in said and "its claim is read" in said
+        assert "no PyTorchJob or TrainJob demo in namespace trial" in said and "its PVC is read" in said
     (made,) = claim.made
     assert made["spec"]["volumes"] == VOLUMES
     (container,) = made["spec"]["containers"]
@@ -446,13 +446,13 @@ def test_the_results_of_a_job_that_is_gone_are_read_by_its_claim(
     assert claim.deleted == [made["metadata"]["name"]]
 
 
-NOT_OURS = "its claim demo-model has no annotation torchtally/reader of the chart's"
+NOT_OURS = "its PVC demo-model has no annotation torchtally/reader of the chart's"
 
 
 @pytest.mark.parametrize(
     ("annotations", "said"),
     [
-        (None, "and no claim demo-model, where the chart keeps a job's results"),
+        (None, "and no PVC demo-model, where the chart keeps a job's results"),
         ({}, NOT_OURS),
         ({"torchtally/reader": "{"}, NOT_OURS),
         ({"torchtally/reader": '{"containers":[]}'}, NOT_OURS),
@@ -474,7 +474,7 @@ def test_what_to_do_where_a_job_and_its_claim_do_not_tell(
 def test_a_job_without_a_claim_and_one_whose_claim_may_not_be_read(claimed: Server, fetch: Ask, out: Path) -> None:
     del claimed.job["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]["volumes"]
     status, said = fetch()
-    assert status == 2 and "PyTorchJob demo has no claim at /output" in said
+    assert status == 2 and "PyTorchJob demo has no PVC at /output" in said
     gone(claimed)
     claimed.answers[CLAIM] = refusal(403, "no")
     status, said = fetch()

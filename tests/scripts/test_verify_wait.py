@@ -44,7 +44,7 @@ def waiting(server: Server, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> Cal
         status = verify.main(["--job", "demo", "--wait", seconds])
         out, err = capsys.readouterr()
         assert not left
-        return status, out, err.splitlines()
+        return status, out, [line.partition(" [T")[0] for line in err.splitlines()]
 
     return run
 

@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import shlex
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -78,6 +79,10 @@ def _parse(argv: list[str]) -> _Program:
     match argv:
         case ["run", "--"]:
             raise Refused("`torchtally run --` needs a program after --")
+        case [script, *_] if script.endswith(".py"):
+            raise Refused(
+                f"{script!r} is not a command of torchtally: did you mean `torchtally run {shlex.join(argv)}`?"
+            )
         case ["run", "--", *command]:
             return _Program(command)
         case ["run", script, *_] if script.endswith(".py"):

@@ -8,6 +8,9 @@ import signal
 import sys
 from collections.abc import Callable
 
+from torchtally import families
+from torchtally.errors import Ending
+
 _OF_WRITING = {errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOSPC, errno.EPIPE}
 
 
@@ -47,6 +50,12 @@ def _discard() -> None:
         sys.stdout.flush()
     except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def refuse(command: str, ending: Ending) -> int:
+    """Print why a command ends. Returns its exit status."""
+    print(f"{command}: {families.with_link(str(ending))}", file=sys.stderr)
+    return ending.code
 
 
 def show(text: str, end: str = "\n") -> None:

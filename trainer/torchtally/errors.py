@@ -5,6 +5,8 @@ import operator
 import re
 from typing import Any
 
+from torchtally import families
+
 OK = 0
 FAILED = 1  # any other cause: a bug, or a failure of the user's program
 REFUSED = 2  # bad input, or pods that contradict each other
@@ -17,10 +19,18 @@ LOST = SIGNALLED + 75  # 75 is EX_TEMPFAIL; a retry can succeed
 
 
 class Ending(Exception):
-    """The end of a run: one sentence and an exit code."""
+    """The end of a run: one sentence with the id of its family, and an exit code."""
 
     code: int
+    family: str | None = None
     recorded = False  # for the entry point, or as the termination message
+
+    def __init__(self, *told: object) -> None:
+        super().__init__(*told)
+        self.family = families.named_in(super().__str__()) or self.family or families.of_caller()
+
+    def __str__(self) -> str:
+        return families.ended_by(super().__str__(), self.family)
 
 
 class Refused(Ending):
@@ -58,6 +68,7 @@ class Unproven(Ending):
     """The tallies contradict the contract: one sentence with the counts."""
 
     code = UNPROVEN
+    family = "T12"
 
 
 class Stopped(Ending):
@@ -77,18 +88,21 @@ class Exhausted(Ending):
     """The job has no retries left: one sentence with the number of starts and the last failure."""
 
     code = FAILED
+    family = "T17"
 
 
 class Volume(Ending):
     """The output volume cannot be read or written: one sentence that names the path."""
 
     code = VOLUME
+    family = "T14"
 
 
 class Lost(Ending):
     """Another rank or pod is gone or never arrived: one sentence that names it if it is known."""
 
     code = LOST
+    family = "T16"
 
 
 # RPC raises a RuntimeError if the callee is gone or silent.

@@ -115,7 +115,7 @@
 {{- end }}
 {{- $subPath := tpl .subPath $ }}
 {{- if or (hasPrefix "/" $subPath) (has ".." (splitList "/" $subPath)) }}
-{{- $errors = append $errors (printf "model.subPath is %q, but it must be a path inside the claim: leave out / at its beginning, and .." $subPath) }}
+{{- $errors = append $errors (printf "model.subPath is %q, but it must be a path inside the PVC: leave out / at its beginning, and .." $subPath) }}
 {{- end }}
 {{- if and .existingClaim .storageClass }}
 {{- $errors = append $errors (printf "model.storageClass is %q but model.existingClaim is %q, which already has a storage class: remove one of them" .storageClass .existingClaim) }}
@@ -286,7 +286,7 @@
 {{- $errors = append $errors (printf "nprocPerNode is %s, but a TrainJob allows only a number or auto" $nproc) }}
 {{- end }}
 {{- if and (gt (int .Values.workers) 0) .Values.model.enabled (not .Values.model.existingClaim) (ne .Values.model.accessMode "ReadWriteMany") }}
-{{- $errors = append $errors (printf "model.accessMode is %s, but all pods of a TrainJob mount the claim: set it to ReadWriteMany, set model.existingClaim to a claim that all pods can mount, or set model.enabled to false" .Values.model.accessMode) }}
+{{- $errors = append $errors (printf "model.accessMode is %s, but all pods of a TrainJob mount the PVC: set it to ReadWriteMany, set model.existingClaim to a claim that all pods can mount, or set model.enabled to false" .Values.model.accessMode) }}
 {{- end }}
 {{- with .Values.network }}{{ with .port }}
 {{- $errors = append $errors (printf "network.port is %d, but the rendezvous port of a TrainJob is 29500: remove it, or set api to pytorchjob" (int .)) }}

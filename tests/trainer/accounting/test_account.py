@@ -79,7 +79,7 @@ def test_a_loop_that_breaks_has_lost_the_rest_and_the_proof_says_so(how: str) ->
     for rank, each in enumerate(run(2, leaves, how)):
         assert each["code"] == 3
         assert "train epoch 1 is not proved: of 49 samples" in each["err"]
-        assert "33 were lost and 0 doubled" in each["err"]
+        assert "33 were lost and 0 duplicated" in each["err"]
         assert each["err"].endswith(": the loop left the epoch in step 3 of 7\n")
         train = {line["rank"]: line for line in each["lines"] if line["phase"] == "train"}
         assert (train[rank]["consumed"], train[rank]["lost"]) == (8, train[rank]["expected"] - 8)

@@ -99,7 +99,7 @@ def never_commits(account: Account, batches: Iterator[Batch], training: Witness)
 
 
 LOSES: list[tuple[Any, str]] = [
-    (stops_early, "10 were lost and 0 doubled (ranks whose shard was wrong: 0): the loop left the epoch in step 5"),
+    (stops_early, "10 were lost and 0 duplicated (ranks whose shard was wrong: 0): the loop left the epoch in step 5"),
     (forgets_the_last_accumulation, "6 of the 8 batches that were handed out are committed"),
     (never_commits, "0 of the 8 batches that were handed out are committed"),
 ]

@@ -107,7 +107,7 @@ def test_a_complete_training_goes_on_to_more_epochs_and_one_proof_covers_both(
     every = [*together, *lines(grown.stdout), last]
     assert sorted(proofs.lines(tmp_path / "output/proof.json"), key=str) == sorted(every, key=str)
     plans = "its plan is {'train': 3, 'test': 3}, and now it is {'train': 1, 'test': 1}"
-    assert_refused(alone(two, QUICK), plans, "go on as before")
+    assert_refused(alone(two, QUICK), plans, "continue as before")
 
 
 def test_a_complete_run_is_told_again_and_not_trained_again(environment: dict[str, str], tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_a_complete_run_is_told_again_and_not_trained_again(environment: dict[st
     assert (lines(second.stdout), last_line(second.stdout)) == ([], last_line(first.stdout))
     assert "loss" not in second.stdout
     refused = alone(environment, [*QUICK, "--seed", "9"])
-    assert_refused(refused, "is of another run: its seed is 0, and now it is 9; go on as before", "output folder")
+    assert_refused(refused, "is of another run: its seed is 0, and now it is 9; continue as before", "output folder")
 
 
 def test_a_master_that_is_started_again_after_the_end_waits_for_nobody(

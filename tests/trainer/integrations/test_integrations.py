@@ -357,7 +357,7 @@ UNUSED = "of the 26 batches that were handed out, no step of an optimizer has us
             LIGHTNING,
             ["{}", "validation raises"],
             3,
-            "1 were lost and 0 doubled (ranks whose shard was wrong: 0): the loop left the epoch in step 6 of 6",
+            "1 were lost and 0 duplicated (ranks whose shard was wrong: 0): the loop left the epoch in step 6 of 6",
         ),
         (LIGHTNING, ["{}", "never averages"], 3, "the weights are not those that the last step has left"),
         (LIGHTNING, ["{}", "batch norm"], 2, "StochasticWeightAveraging adds an epoch that trains nothing"),
@@ -422,4 +422,4 @@ def test_the_hugging_face_trainer_has_no_steps_of_other_ranks(tmp_path: Path) ->
     assert run(tmp_path, TRAINER, dies=32).returncode == KILLED
     ended = run(tmp_path, TRAINER, world=1)
     assert ended.returncode == 2
-    assert "the Trainer would go on after 1 epochs and 4 steps, and the account after 2 epochs" in ended.stderr
+    assert "the Trainer would resume after 1 epochs and 4 steps, and the account after 2 epochs" in ended.stderr

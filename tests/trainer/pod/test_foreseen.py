@@ -30,7 +30,7 @@ def test_a_launcher_is_refused_with_what_to_run_in_its_place(command: str, launc
     said = f"{launcher} starts processes itself, and so does torchtally: leave it out, torchtally run -- {program}"
     with pytest.raises(Refused) as refused:
         foreseen.check_command(shlex.split(command))
-    assert str(refused.value) == said
+    assert str(refused.value) == f"{said} [T02]"
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,7 @@ def test_ranks_that_go_on_have_not_hung(two: launched.Job, tmp_path: Path) -> No
     assert [pod.wait() for pod in pods] == [0, 0], pods[1].errors
     for pod in pods:
         assert len(reported(pod.errors, events.Stuck)) == 1
-        assert "the ranks go on" in pod.errors and "Before:" not in pod.errors
+        assert "the ranks continue" in pod.errors and "Before:" not in pod.errors
 
 
 def test_ranks_that_do_not_notice_are_asked_before_they_are_killed(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """What a pod's end says: exit codes, last words, signals; real agents, real ranks, real deaths."""
 
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -114,6 +115,21 @@ def test_a_sentence_of_a_task_is_told_without_the_name_of_its_type(
     assert pod.message.startswith(message) and (code == 1 or pod.message == message)
 
 
+def test_an_error_is_printed_once_for_a_pod(alone: launched.Job) -> None:
+    """By its entry point, or, where a shell hides the end of a rank, by that rank."""
+    script = (
+        "import sys; from torchtally.distributed import process_group; from torchtally.errors import Refused\n"
+        "def main(): raise Refused('seed=-1 must be a whole number')\n"
+        "sys.exit(process_group.run(main))"
+    )
+    command = [sys.executable, "-c", script]
+    pod = alone.start(0, ["run", "--", *command], PET_NPROC_PER_NODE="2")
+    assert pod.wait() == 2
+    assert [line.count("seed=-1") for line in pod.errors.splitlines() if "TORCHTALLY" not in line].count(1) == 1
+    pod = alone.start(0, launched.shell(f"{shlex.join(command)}; true"))
+    assert (pod.wait(), pod.errors.count("torchtally: seed=-1 must be")) == (0, 1)
+
+
 @pytest.mark.parametrize(
     ("variables", "message"),
     [
@@ -128,6 +144,7 @@ def test_bad_input_is_told_before_anything_starts(
     pod = alone.start(0, launched.shell("exit 0"), **variables, TORCHTALLY_OUTPUT=str(tmp_path / "output"))
     assert pod.wait() == 2
     assert pod.message == message
+    assert f"{message} [T02] https://" in pod.errors
     assert not (tmp_path / "output").exists()
 
 

@@ -252,7 +252,7 @@ FAULTS: list[tuple[str, str, Callable[[Path], Any], str]] = [
     ("tars", INDEX, lambda p: replace_in(p, behind_the_end), r"it names \d+ bytes, and the shard has \d+"),
     ("tars", INDEX, lambda p: shutil.copy(p.with_name("shard-003.idx"), p), r"it has \S+ of \d+ bytes, .*the shard"),
     ("tars", SHARD, lambda p: cut(p, 2048), r"shard-002.idx does not fit .*it names \d+ bytes, and the shard has 2048"),
-    ("tars", SHARD, lambda p: tar(p, {"9999.txt": b"more"}, "a"), r"it ends at byte \d+, and the shard goes on"),
+    ("tars", SHARD, lambda p: tar(p, {"9999.txt": b"more"}, "a"), r"it ends at byte \d+, and the shard continues"),
     ("tars", SHARD, lambda p: p.with_name("z.tar").hardlink_to(p), "z.tar is listed twice, also as "),
     ("tokens", "2.bin", lambda p: p.with_name("latest.bin").symlink_to(p), "latest.bin is listed twice, also as "),
     ("tokens", "2.bin", lambda p: cut(p, 11), "2.bin has 11 bytes, which are not whole tokens of uint16"),

@@ -280,7 +280,7 @@ def with_something_else_in_it(rank: int, world: int, store: Store, folder: Path)
 def test_what_rank_0_cannot_take_up_ends_all_ranks(tmp_path: Path) -> None:
     for result in ranks.run(2, with_something_else_in_it, tmp_path / "folder"):
         assert isinstance(result, Refused)
-        assert "cannot be taken up: KeyError: 'kinds'" in str(result)
+        assert "does not fit this job: KeyError: 'kinds'" in str(result)
     path = tmp_path / "folder" / checkpoint_file.file_name(9, 9)
     path.symlink_to("/proc/self/mem")  # to read it is an I/O error
     for result in ranks.run(2, with_something_else_in_it, tmp_path / "folder"):

@@ -34,7 +34,9 @@ def quiet(lines: list[Line], rank: int | str) -> list[str]:
     bad = line(lines, rank)
     bad |= {"lost": 0, "doubled": 0, "expected": bad["consumed"], "lost_indices": [], "doubled_indices": []}
     name = "all ranks together report" if rank == "all" else f"rank {rank} reports"
-    found = next(each for each in sentences(lines) if each.startswith(f"train epoch 1: {name} nothing lost or doubled"))
+    found = next(
+        each for each in sentences(lines) if each.startswith(f"train epoch 1: {name} nothing lost or duplicated")
+    )
     return found.partition(" doubled: ")[2].split("; ")
 
 
@@ -113,7 +115,7 @@ def test_the_last_samples_beyond_the_end_of_the_contract_are_of_no_step() -> Non
     both = zip(bruteforce.decoded(bad["digest"]), words, strict=True)
     bad |= {"digest": bruteforce.encoded([sum(pair) % bruteforce.P for pair in both]), "consumed": 442 + 443}
     found = next(each for each in sentences(lines) if "all ranks together report nothing" in each)
-    assert found.endswith("0 lost and 443 doubled: positions 0-442 of the order were consumed once too often")
+    assert found.endswith("0 lost and 443 duplicated: positions 0-442 of the order were consumed once too often")
 
 
 def test_single_samples_are_named() -> None:
@@ -194,7 +196,7 @@ def test_indices_of_no_sample_are_no_part_of_what_the_digest_must_fit() -> None:
     assert not any("digest" in each for each in sentences(lines))
     bad = line(lines, 2)
     bad["lost_indices"][0] = next(index for index in range(120) if index not in bad["lost_indices"])
-    said = "rank 2 reports 8 lost and 7 doubled, but its digest does not match"
+    said = "rank 2 reports 8 lost and 7 duplicated, but its digest does not match"
     assert any(said in each for each in sentences(lines))
 
 
@@ -204,7 +206,7 @@ def test_few_wrong_samples_would_be_named_by_a_digest_that_fits() -> None:
     said = "digest does not match: other samples were consumed than the line reports, too many to name"
     assert not any(said in each for each in sentences(lines))
     bad |= {"lost": 4, "doubled": 4, "lost_indices": [], "doubled_indices": []}
-    assert f"train epoch 1: rank 2 reports 4 lost and 4 doubled, but its {said}" in sentences(lines)
+    assert f"train epoch 1: rank 2 reports 4 lost and 4 duplicated, but its {said}" in sentences(lines)
 
 
 # No closed form grows with n
@@ -240,7 +242,7 @@ def test_a_huge_order_takes_no_time(n: int, contract: str, local: bool) -> None:
         lines = huge(n, contract, start, order)
         assert [each for each in sentences(lines) if "it differs in I_" not in each] == []
         line(lines, 2)["consumed"] += 1
-        said = "rank 2 reports nothing lost or doubled, but its digest shows 0 lost and 1 d"
+        said = "rank 2 reports nothing lost or duplicated, but its digest shows 0 lost and 1 d"
         assert any(said in each for each in sentences(lines))
 
 
@@ -251,7 +253,7 @@ def test_a_garbled_n_takes_no_time() -> None:
             each["n"] = 2**60 + 1
         found = sentences(lines)
         assert any("expected 15, but N 1152921504606846977 over world size 4" in each for each in found)
-        assert any("rank 2 reports nothing lost or doubled, but its digest shows" in each for each in found)
+        assert any("rank 2 reports nothing lost or duplicated, but its digest shows" in each for each in found)
 
 
 def test_a_garbled_world_takes_no_time() -> None:

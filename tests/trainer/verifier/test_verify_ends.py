@@ -70,7 +70,7 @@ def test_any_other_end_breaks_the_proof(run: History, data: st.DataObject) -> No
 
 @given(st.data(), st.integers(2, 30), st.integers(1, 3), st.integers(1, 4))
 def test_an_end_is_no_excuse(data: st.DataObject, n: int, epochs: int, world: int) -> None:
-    """Whatever was lost or doubled, a last line with any end holds only if its epochs consumed just what it says."""
+    """Whatever was lost or duplicated, a last line with any end holds only if its epochs consumed just what it says."""
     gone = {epoch: data.draw(st.sets(st.integers(0, n - 1), max_size=3)) for epoch in range(1, epochs + 1)}
     if data.draw(st.booleans()):  # what an end would leave out
         gone[epochs] = {*range(data.draw(st.integers(1, n - 1)), n)}
@@ -168,10 +168,12 @@ def test_an_end_before_what_was_consumed() -> None:
     said = "expected 10, but N 60 over world size 4 before position 20 makes 5"
     assert f"train epoch 2: rank 2 {said}" in found
     beyond = "consumed, though the epoch ends before position 20"
-    told = f"0 lost and 5 doubled: step 1 (samples 5-9 of its shard) was {beyond}"
-    assert f"train epoch 2: rank 2 reports nothing lost or doubled, but its digest shows {told}" in found
-    told = f"0 lost and 20 doubled: step 1 (positions 20-39 of the order) was {beyond}"
-    assert f"train epoch 2: all ranks together report nothing lost or doubled, but their digest shows {told}" in found
+    told = f"0 lost and 5 duplicated: step 1 (samples 5-9 of its shard) was {beyond}"
+    assert f"train epoch 2: rank 2 reports nothing lost or duplicated, but its digest shows {told}" in found
+    told = f"0 lost and 20 duplicated: step 1 (positions 20-39 of the order) was {beyond}"
+    assert (
+        f"train epoch 2: all ranks together report nothing lost or duplicated, but their digest shows {told}" in found
+    )
 
 
 @pytest.mark.parametrize(
@@ -215,7 +217,7 @@ def test_a_garbled_end_takes_no_time() -> None:
     n, whole = 2**60 + 3, Shard(n=2**60 + 3, rank=0, world=4, order="feistel-1", epoch=2)
     together = line(bruteforce.run(), "all", epoch=2)
     together |= {"n": n, "expected": n, "consumed": n, "digest": str(digest.of_all_ranks(whole, g))}
-    said = "train epoch 2: all ranks together report nothing lost or doubled, but their digest shows"
+    said = "train epoch 2: all ranks together report nothing lost or duplicated, but their digest shows"
     assert any(each.startswith(said) for each in sentences([together | {"end": n // 2}]))
     last = bruteforce.last(bruteforce.run(), stopped=REASON)
     folded = str(digest.fold([(1, Digest()), (2, Digest())], bruteforce.RUN))

@@ -73,7 +73,7 @@ def test_a_lost_and_a_doubled_sample_are_named() -> None:
         each |= {"lost": 0, "doubled": 0}
     found = sentences(lines)
     named = [f"sample {lost} was never consumed", f"sample {doubled} was consumed twice"]
-    assert any("rank 2 reports nothing lost or doubled" in each and all(n in each for n in named) for each in found)
+    assert any("rank 2 reports nothing lost or duplicated" in each and all(n in each for n in named) for each in found)
 
 
 @given(st.data(), contracts)
@@ -151,7 +151,7 @@ def test_without_the_sizes_a_lost_sample_is_found_and_not_named() -> None:
     lines = bare(bruteforce.run(local=LOCAL, plan={"train": 1}, consume=lambda *step: step[3][step[2] == 1 :]))
     lost = line(lines, 1)["lost_indices"][0]
     found = sentences(lines)
-    assert f"train epoch 1: rank 1: 1 ({lost}) lost, 0 doubled" in found
+    assert f"train epoch 1: rank 1: 1 ({lost}) lost, 0 duplicated" in found
     assert f"train epoch 1: rank 1: {UNKNOWN}" in found
 
 

@@ -75,7 +75,7 @@ def named(indices: list[int]) -> str:
 
 
 def forged(lines: list[Line]) -> list[Line]:
-    """The same lines with nothing lost or doubled, as a trainer says that counts and does not compare."""
+    """The same lines with nothing lost or duplicated, as a trainer says that counts and does not compare."""
     for each in lines:
         each.pop("lost_indices", None), each.pop("doubled_indices", None)
         each |= {"lost": 0, "doubled": 0, "consumed": each["expected"]}
@@ -89,9 +89,9 @@ def test_a_rank_local_shuffle_that_only_counts_is_found_by_its_digest() -> None:
     found = sentences(forged(bruteforce.run(plan={"train": 1}, consume=local)))
     assert len(found) == 5
     said = "digest does not match: other samples were consumed than the line reports, too many to name"
-    assert found[0] == f"train epoch 1: all ranks together report nothing lost or doubled, but their {said}"
+    assert found[0] == f"train epoch 1: all ranks together report nothing lost or duplicated, but their {said}"
     for rank in range(4):
-        assert found[1 + rank] == f"train epoch 1: rank {rank} reports nothing lost or doubled, but its {said}"
+        assert found[1 + rank] == f"train epoch 1: rank {rank} reports nothing lost or duplicated, but its {said}"
 
 
 def test_a_sample_taken_three_times_too_many_is_named_once() -> None:
@@ -109,7 +109,7 @@ def test_a_count_that_does_not_add_up() -> None:
     said = "rank 1 consumed 16, but expected 15 - lost 0 + doubled 0 = 15"
     assert f"train epoch 1: {said}" in found
     assert "train epoch 1: all ranks together report consumed 60, but their lines add up to 61" in found
-    said = "rank 1 reports nothing lost or doubled, but its digest shows 0 lost and 1 doubled: "
+    said = "rank 1 reports nothing lost or duplicated, but its digest shows 0 lost and 1 duplicated: "
     assert f"train epoch 1: {said}1 consumed index is not a sample" in found
 
 
@@ -143,20 +143,20 @@ def test_counts_that_do_not_fit_the_digest() -> None:
     bad = line(lines, 1)
     lost = bad["lost_indices"]
     bad |= {"lost": 2, "doubled": 1, "lost_indices": [], "doubled_indices": []}
-    said = f"but its digest shows 1 lost and 0 doubled: sample {lost[0]} was never consumed"
-    assert f"train epoch 1: rank 1 reports 2 lost and 1 doubled, {said}" in sentences(lines)
+    said = f"but its digest shows 1 lost and 0 duplicated: sample {lost[0]} was never consumed"
+    assert f"train epoch 1: rank 1 reports 2 lost and 1 duplicated, {said}" in sentences(lines)
     bad |= {"lost": None, "doubled": None}
     found = sentences(lines)
-    assert "train epoch 1: rank 1: too many samples are lost or doubled to count" in found
-    assert f"train epoch 1: rank 1 reports too many lost or doubled samples to count, {said}" in found
+    assert "train epoch 1: rank 1: too many samples are lost or duplicated to count" in found
+    assert f"train epoch 1: rank 1 reports too many lost or duplicated samples to count, {said}" in found
 
 
 def test_a_whole_digest_where_samples_are_said_to_be_lost() -> None:
-    said = "rank 1 reports lost or doubled samples, but its digest is that of the whole shard"
+    said = "rank 1 reports lost or duplicated samples, but its digest is that of the whole shard"
     assert f"train epoch 1: {said}" in changed(1, lost=9, lost_indices=list(range(8)))
     assert f"train epoch 1: {said}" in changed(1, lost=2, doubled=2)
     assert f"train epoch 1: {said}" in changed(1, lost=None, doubled=None)
-    said = "all ranks together report lost or doubled samples, but their digest is that of the whole shard"
+    said = "all ranks together report lost or duplicated samples, but their digest is that of the whole shard"
     assert f"train epoch 1: {said}" in changed("all", lost=2)
 
 
@@ -190,7 +190,7 @@ def test_the_line_of_all_holds_what_was_consumed_before() -> None:
         ]
     )
     found = sentences(lines)  # those before are not in it
-    said = "all ranks together report nothing lost or doubled, but their digest shows 23 lost and 23 doubled: "
+    said = "all ranks together report nothing lost or duplicated, but their digest shows 23 lost and 23 duplicated: "
     told = "positions 0-22 of the order were never consumed; 23 consumed indices are not samples"
     assert f"train epoch 1: {said}{told}" in found
 
@@ -203,5 +203,5 @@ def test_indices_that_do_not_fit_their_positions() -> None:
     said = f"train epoch 1: all ranks together {said}feistel-1 was computed in a different way there"
     assert sentences(lines) == [said]
     line(lines, "all").update(lost=None, doubled=None)  # as the trainer says it
-    many = "train epoch 1: all ranks together: too many samples are lost or doubled to count"
+    many = "train epoch 1: all ranks together: too many samples are lost or duplicated to count"
     assert sentences(lines) == [many, said]

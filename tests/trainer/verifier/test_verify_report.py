@@ -96,7 +96,7 @@ def test_a_bad_block_is_marked_and_told_below() -> None:
     lines = bruteforce.run(plan={"train": 2}, consume=lambda phase, epoch, rank, shard: shard[epoch - 1 :])
     text = shown(lines)
     assert text[5].endswith("  ✓ every sample exactly once")
-    assert "  ✗ all ranks together: 4 (" in text[10] and text[10].endswith(") lost, 0 doubled, and 4 more below")
+    assert "  ✗ all ranks together: 4 (" in text[10] and text[10].endswith(") lost, 0 duplicated, and 4 more below")
     assert [each[:20] for each in text[12:-1]] == ["✗ train epoch 2: all", *["✗ train epoch 2: ran"] * 4]
     assert text[-1] == "✗ disproved: lines contradict the contract or each other"
 

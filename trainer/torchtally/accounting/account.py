@@ -42,7 +42,7 @@ class Account(Lifetime):
     end. What ends the run on a rank is told to the others: they raise it as well where they wait for that rank. A
     program without a launcher and without a process group is a world of one.
 
-    It is `Stateful`, as torch's checkpoints name it: `state_dict` is a position, and `load_state_dict` goes on there.
+    It is `Stateful`, as torch's checkpoints name it: `state_dict` is a position, and `load_state_dict` resumes there.
 
     Args:
         task: Name of the run in its logs and proofs.
@@ -194,7 +194,7 @@ class Account(Lifetime):
     def epoch(self, phase: str, epoch: int | None, batches: Iterable[Any]) -> Iterator[Batch]:
         """Yield the batches of one epoch, which is proved once all of them count.
 
-        After `load_state_dict`, an epoch in progress goes on at its position, and one that was complete has no batch.
+        After `load_state_dict`, an epoch in progress resumes at its position, and one that was complete has no batch.
 
         Args:
             phase: A phase with a loader or a sampler.
@@ -202,7 +202,7 @@ class Account(Lifetime):
             batches: The phase's loader, or a DataLoader of your own with the phase's sampler.
 
         Raises:
-            Unproven: Samples were lost or doubled. All ranks raise it. Or a batch has other samples than its step.
+            Unproven: Samples were lost or duplicated. All ranks raise it. Or a batch has other samples than its step.
             Refused: The epoch is not the next one, the ranks contradict each other, or `batches` is not valid.
         """
         for each in self._counting.loop(phase, epoch, batches.given if isinstance(batches, Loader) else batches):
@@ -272,7 +272,7 @@ class Account(Lifetime):
         together. The commit of an epoch's last batch proves the epoch, which is a collective call.
 
         Raises:
-            Unproven: The epoch is complete, and samples were lost or doubled. All ranks raise it.
+            Unproven: The epoch is complete, and samples were lost or duplicated. All ranks raise it.
             Refused: No batch is left to count, or the account has received an optimizer, whose steps count.
         """
         with self._counting.final:
@@ -290,7 +290,7 @@ class Account(Lifetime):
             batch: The batch (default: the last one that was handed out).
 
         Raises:
-            Unproven: The epoch is complete, and samples were lost or doubled. All ranks raise it.
+            Unproven: The epoch is complete, and samples were lost or duplicated. All ranks raise it.
             Refused: The ranks skip different steps, or the batch counts already. A later call raises it if an optimizer
                 has stepped with the gradients of the batch.
         """

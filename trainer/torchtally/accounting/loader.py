@@ -118,7 +118,7 @@ class Loader:
         steps = sum(math.ceil(each / accumulated) for each in batches)
         if batches and batches[-1] < len(self) and (rest := batches[-1] % accumulated):
             begun = self.account.completed(self.phase) or self.skipped
-            works = "go on with the number of ranks, the batch size, and the accumulation of the beginning"
+            works = "continue with the number of ranks, the batch size, and the accumulation of the beginning"
             raise Refused(
                 f"the plan of {self.phase} ends after {batches[-1]} of the {len(self)} batches of an epoch, and the "
                 f"library makes no step of the last {rest}, as it accumulates {accumulated}: "

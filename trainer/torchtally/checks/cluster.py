@@ -35,7 +35,7 @@ def findings(namespace: str | None, context: str | None) -> Iterator[Finding]:
     try:
         settings, own = logs.connect(context)
     except ClusterError as error:
-        yield bad("cluster", str(error))
+        yield bad("cluster", error.args[0])
         return
     with client.ApiClient(settings) as api:
         try:

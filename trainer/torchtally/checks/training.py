@@ -23,7 +23,7 @@ def findings() -> Iterator[Finding]:
         foreseen.check_environment(None, own=False, gpus=torch.cuda.is_available())
         yield good("environment", "no variable of PyTorch here ends ranks")
     except Refused as refused:
-        yield bad("environment", str(refused))
+        yield bad("environment", refused.args[0])
 
 
 def _gpus() -> Finding:
@@ -33,6 +33,6 @@ def _gpus() -> Finding:
         for local_rank in range(count):
             device.choose("cuda" if os.environ.get("TORCHTALLY_DEVICE") == "cuda" else "auto", local_rank)
     except Refused as refused:
-        return bad("gpus", str(refused))
+        return bad("gpus", refused.args[0])
     names = sorted({torch.cuda.get_device_name(each) for each in range(count)})
     return good("gpus", f"{count} × {', '.join(names)}, driver {device.driver() or 'unknown'}")

@@ -7,11 +7,13 @@ from typing import Any, ClassVar, cast
 from kubernetes import client
 from kubernetes.client.exceptions import ApiException
 
+from torchtally.errors import Refused
+
 TIMEOUT = (10, 60)  # seconds to connect, and between two reads
 _QUEUE = "kueue.x-k8s.io/queue-name"  # Kueue suspends the jobs with this label until it admits them
 
 
-class ClusterError(Exception):
+class ClusterError(Refused):
     """The cluster, or the job in it, cannot be read."""
 
 
@@ -21,6 +23,8 @@ class NoJob(ClusterError):
 
 class Unreachable(ClusterError):
     """The API server does not answer, or not now: trying again can help."""
+
+    code = 7
 
 
 class ClusterJob(ABC):

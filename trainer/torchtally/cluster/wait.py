@@ -62,9 +62,9 @@ def until_end(find: Callable[[], ClusterJob], seconds: float = math.inf) -> Clus
         except NoJob as error:
             if time.monotonic() - began >= min(seconds, _CREATED_WITHIN):
                 raise
-            progress.tell("none", f"waiting for the job: {error}")
+            progress.tell("none", f"waiting for the job: {error.args[0]}")
         except Unreachable as error:
-            progress.tell("unreachable", f"trying again: {error}")
+            progress.tell("unreachable", f"trying again: {error.args[0]}")
         time.sleep(_INTERVAL)
 
 
@@ -77,5 +77,5 @@ def until_read(read: Callable[[], Result]) -> Result:
         except Unreachable as error:
             if time.monotonic() - began >= _READ_WITHIN:
                 raise
-            progress.tell("unreachable", f"trying again: {error}")
+            progress.tell("unreachable", f"trying again: {error.args[0]}")
         time.sleep(_INTERVAL)

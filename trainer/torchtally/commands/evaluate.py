@@ -128,7 +128,9 @@ def find(path: Path) -> SavedModel:
     except OSError as error:
         raise Volume(f"--checkpoint {path} cannot be read: {error}") from None
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, LookupError):
-        raise Refused(f"--checkpoint {path} must be a dictionary of tensors, written by torch.save") from None
+        raise Refused(
+            f"--checkpoint {path} must be a dictionary of tensors, written by torch.save, as model.pt is"
+        ) from None
     return SavedModel(path, weights, sha256_text(hashlib.sha256(data).hexdigest()))
 
 

@@ -1,39 +1,35 @@
 """Show the jobs of a cluster: how far they are, what happened to them, and whether they are proved."""
 
 import argparse
-import sys
 
-from torchtally.cluster.job_kinds import ClusterError, Unreachable
+from torchtally import console
 from torchtally.errors import Refused
 from torchtally.jobs import commands
-from torchtally.jobs.standing import MISTAKE, UNREACHABLE
-from torchtally.verifier.verdict import UnknownRun
 
 EPILOG = """\
 In place of a JOB, the path of logs in a file or a folder: it has a / or a dot, as ./logs has.
 
 exit status of status and watch: 0 proved, or observed without a fault; 1 disproved, or observed with one; 2 a
-mistake (options, no such job, a missing right); 3 incomplete: nothing contradicts, but lines are missing; 4 pending:
-queued, suspended, or starting; 5 failed; 6 running; 7 the cluster does not answer. The other commands
-end with 0 after success.
+mistake (options, no such job, a missing permission); 3 incomplete: nothing contradicts, but lines are missing;
+4 pending: queued, suspended, or starting; 5 failed; 6 running; 7 the cluster does not answer. The other commands end
+with 0 after success.
 """
 JOB = "a PyTorchJob or a TrainJob, or the path of logs"
 
 
 def main(argv: list[str] | None = None) -> int:
     options = _options(argv)
+    run = {
+        "list": commands.list_,
+        "status": commands.status,
+        "watch": commands.watch,
+        "fetch": commands.fetch,
+        "report": commands.report,
+    }
     try:
-        run = {
-            "list": commands.list_,
-            "status": commands.status,
-            "watch": commands.watch,
-            "fetch": commands.fetch,
-            "report": commands.report,
-        }
         return run[options.command](options)
-    except (ClusterError, Refused, UnknownRun) as error:
-        print(f"torchtally jobs: {error}", file=sys.stderr)
-        return UNREACHABLE if isinstance(error, Unreachable) else MISTAKE
+    except Refused as refused:
+        return console.refuse("torchtally jobs", refused)
 
 
 def _options(argv: list[str] | None) -> argparse.Namespace:
@@ -53,7 +49,7 @@ def _options(argv: list[str] | None) -> argparse.Namespace:
     kinds.add_parser("list", parents=[common], help="the jobs of a namespace: state, progress, restarts, proof")
     kinds.add_parser("status", parents=[of_job], help="a job: progress, its pods, restarts and their causes, proof")
     kinds.add_parser("watch", parents=[of_job], help="the same until the job ends; without a terminal, line by line")
-    fetch = kinds.add_parser("fetch", parents=[of_job], help="copy model, proof, and page from the job's claim")
+    fetch = kinds.add_parser("fetch", parents=[of_job], help="copy model, proof, and page from the job's PVC")
     fetch.add_argument("folder", metavar="DIR", help="new or empty folder to copy to")
     fetch.add_argument("--checkpoints", action="store_true", help="copy the checkpoints as well")
     report = kinds.add_parser("report", parents=[of_job], help="write a page of the newest run, with charts")

@@ -13,6 +13,7 @@ import signal
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from torchtally import console
 from torchtally.errors import Refused
 from torchtally.local import containers, manifest, processes, unsupported
 from torchtally.local.controller import Controller, Outcome, Verdict
@@ -27,8 +28,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         found = manifest.load(options.file, options.name, observe=options.observe)
     except Refused as refused:
-        say(str(refused))
-        return 2
+        return console.refuse("torchtally local", refused)
     for warning in found.warnings:
         say(f"warning: {warning}")
     if found.others:
@@ -37,8 +37,9 @@ def main(argv: list[str] | None = None) -> int:
         try:
             log = stack.enter_context(Path(options.log).open("wb", buffering=0)) if options.log else None
         except OSError as error:
-            say(f"--log {options.log} cannot be written: {error.strerror}")
-            return 2
+            return console.refuse(
+                "torchtally local", Refused(f"--log {options.log} cannot be written: {error.strerror}")
+            )
         return _outcome(found.job, options, log)
 
 

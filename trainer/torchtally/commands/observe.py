@@ -37,8 +37,7 @@ def main(argv: list[str] | None = None) -> int:
         else:
             text, notes = adding.injected(text, options.container, options.pythonpath)
     except Refused as error:
-        print(f"torchtally observe: {source}: {error}", file=sys.stderr)
-        return 2
+        return console.refuse("torchtally observe", Refused(f"{source}: {error}"))
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8", newline="")  # the text is the manifest's own
     console.show(text, end="")

@@ -18,7 +18,7 @@ from torchtally.verifier.log import Log
 from torchtally.verifier.log_file import open_log
 from torchtally.verifier.observation import observation_of, outcome_of
 from torchtally.verifier.outcome import Outcome, worst
-from torchtally.verifier.verdict import UnknownRun, Verdict, judge
+from torchtally.verifier.verdict import Verdict, judge
 
 EPILOG = f"""\
 exit status: 0 proved: of each run in the logs the last line, or else every phase and epoch of every rank, is there, and
@@ -35,9 +35,8 @@ def main(argv: list[str] | None = None) -> int:
     options = _options(argv)
     try:
         verdicts, observation, outcome = _verdicts(options)
-    except (Refused, UnknownRun) as error:
-        print(f"torchtally verify: {error}", file=sys.stderr)
-        return 2
+    except Refused as refused:
+        return console.refuse("torchtally verify", refused)
     if options.json:
         console.show(report.as_json(verdicts, observation, outcome))
     else:
@@ -137,7 +136,7 @@ def _read_job(options: argparse.Namespace) -> Log:
 
     try:
         return logs.read_job(options.job, options.namespace, options.context, wait_seconds=options.wait)
-    except job_kinds.ClusterError as error:
+    except job_kinds.Unreachable as error:  # which has an exit status of its own elsewhere
         raise Refused(error) from error
 
 

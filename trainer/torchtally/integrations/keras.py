@@ -66,10 +66,10 @@ class AccountCallback(keras.callbacks.Callback):  # type: ignore[misc]
                 "fit() would consume a batch to build the model: call model.test_on_batch(inputs, labels) with any "
                 "samples after compile(), and then make the AccountCallback"
             )
-        if getattr(model.optimizer, "inner_optimizer", model.optimizer).gradient_accumulation_steps:
+        if steps := getattr(model.optimizer, "inner_optimizer", model.optimizer).gradient_accumulation_steps:
             raise Refused(
-                "gradient_accumulation_steps must be None: Keras saves the gradients of batches that are handed out "
-                "again after a resume"
+                f"gradient_accumulation_steps={steps} must be None: Keras saves the gradients of batches that are "
+                "handed out again after a resume"
             )
 
     def on_train_begin(self, logs: Any = None) -> None:

@@ -145,7 +145,7 @@ class _Keeps(TrainerCallback):
         position = (self._account.completed("train"), batches.epochs.skipped)
         if (epochs, skipped * args.gradient_accumulation_steps) != position:
             raise Refused(
-                f"the Trainer would go on after {epochs} epochs and {skipped} steps, and the account after "
+                f"the Trainer would resume after {epochs} epochs and {skipped} steps, and the account after "
                 f"{position[0]} epochs and {position[1]} batches: the number of ranks, the batch size, and "
                 "gradient_accumulation_steps must be those of the checkpoint"
             )

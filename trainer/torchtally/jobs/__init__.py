@@ -8,5 +8,5 @@ overview   a job at one moment, for all commands that show it (gathering: from a
 starting   where the time went until the first step
 rendering  an overview for people (Rich) and for programs (JSON)
 watching   shows a job until it ends (follow: the logs of its pods as they are written)
-fetching   copies the results of a job from its claim
+fetching   copies the results of a job from its PVC
 """

@@ -67,7 +67,7 @@ def fetch(options: Options) -> int:
         job = cluster.job(options.job)
     except NoJob as error:
         source = fetching.of_claim(cluster, options.job, str(error))
-        print(f"torchtally jobs: {error}: its claim is read", file=rendering.errors())
+        print(f"torchtally jobs: {error.args[0]}: its PVC is read", file=rendering.errors())
     else:
         if not job.ended:
             print(f"torchtally jobs: {job.sentence}: its results are not complete", file=rendering.errors())
@@ -114,7 +114,7 @@ def report(options: Options) -> int:
 
 
 def _copied(folder: Path, names: list[str]) -> str:
-    return f"copied to {folder}: {', '.join(names)}" if names else f"the claim has no file yet: {folder} is empty"
+    return f"copied to {folder}: {', '.join(names)}" if names else f"the PVC has no file yet: {folder} is empty"
 
 
 def _cluster(options: Options) -> Cluster:

@@ -1,4 +1,4 @@
-"""Copies the results of a job from its claim, through a pod that mounts the claim and is deleted afterwards."""
+"""Copies the results of a job from its PVC, through a pod that mounts it and is deleted afterwards."""
 
 import io
 import json
@@ -65,7 +65,7 @@ def of_job(cluster: Cluster, job: ClusterJob) -> Source:
         return of_claim(cluster, job.name, f"{job.kind} {job.name} has no pod left")
     pod = _made_of(spec, job.container, job.name)
     if pod is None:
-        raise ClusterError(f"{job.kind} {job.name} has no claim at {_OUTPUT}: its results are gone with its pods")
+        raise ClusterError(f"{job.kind} {job.name} has no PVC at {_OUTPUT}: its results are gone with its pods")
     return Source(job.name, pod)
 
 
@@ -73,14 +73,14 @@ def of_claim(cluster: Cluster, job: str, why: str) -> Source:
     """By the claim that the chart made for a job, which is gone, as `why` says. Raises ClusterError."""
     name = f"{job}-model"
     try:
-        with cluster.told(f"claim {name}", "persistentvolumeclaims", "get"):
+        with cluster.told(f"PVC {name}", "persistentvolumeclaims", "get"):
             claim: Any = cluster.core.read_namespaced_persistent_volume_claim(
                 name, cluster.namespace, _request_timeout=TIMEOUT
             )
     except ClusterError as error:
         kind = type(error)
         if isinstance(error.__cause__, ApiException) and error.__cause__.status == 404:
-            raise ClusterError(f"{why}, and no claim {name}, where the chart keeps a job's results") from error
+            raise ClusterError(f"{why}, and no PVC {name}, where the chart keeps a job's results") from error
         raise kind(f"{why}; {error}") from error
     try:
         spec = json.loads((claim.metadata.annotations or {})[_READER])
@@ -89,7 +89,7 @@ def of_claim(cluster: Cluster, job: str, why: str) -> Source:
         pod = None
     if pod is None:
         raise ClusterError(
-            f"{why}; its claim {name} has no annotation {_READER} of the chart's, which tells how to mount it: "
+            f"{why}; its PVC {name} has no annotation {_READER} of the chart's, which tells how to mount it: "
             "mount it in a pod of your own"
         )
     return Source(job, pod)
@@ -139,7 +139,7 @@ def _running(cluster: Cluster, source: Source) -> Iterator[str]:
     """The name of the pod while it runs."""
     pod: Any = source.pod
     name, core = pod["metadata"]["name"], cluster.core
-    with cluster.told(f"a pod that mounts the claim of {source.job}", "pods", "create"):
+    with cluster.told(f"a pod that mounts the PVC of {source.job}", "pods", "create"):
         core.create_namespaced_pod(cluster.namespace, pod, _request_timeout=TIMEOUT)
     try:
         ends = time.monotonic() + _WAIT
@@ -150,7 +150,7 @@ def _running(cluster: Cluster, source: Source) -> Iterator[str]:
                 break
             if found.status.phase != "Pending" or time.monotonic() > ends:
                 why = waits(found) or found.status.reason or found.status.phase
-                raise ClusterError(f"pod {name}, which mounts the claim of {source.job}, has not started: {why}")
+                raise ClusterError(f"pod {name}, which mounts the PVC of {source.job}, has not started: {why}")
             time.sleep(1)
         yield name
     finally:

@@ -70,7 +70,7 @@ class Follower:
                 self._read(key, previous=True)
             self._read(key, follow=True)
         except (ClusterError, OSError) as error:
-            self.errors[pod] = str(error)
+            self.errors[pod] = str(error.args[0] if isinstance(error, ClusterError) else error)
 
     def _read(self, key: _Key, **options: bool) -> None:
         pod, last = key[0], self._last.get(key, "")

@@ -112,7 +112,7 @@ def _asked(cluster: Cluster, job: ClusterJob) -> tuple[Pods, list[str]]:
     except Unreachable:
         raise
     except ClusterError as error:
-        return pods, [str(error)]
+        return pods, [error.args[0]]
 
 
 def judged(log: Record, job: ClusterJob, pods: Pods, warnings: Iterable[str] = ()) -> Overview:

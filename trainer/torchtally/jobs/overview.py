@@ -183,7 +183,7 @@ def stated(run: Run | None, observation: Observation | None = None) -> str:
     counting = [each for each in run.proofs if not each.superseded] if run else []
     wrong = [each for each in counting if each.holds is False]
     if wrong:
-        return f"{wrong[0].phase} epoch {wrong[0].epoch}: samples were lost or doubled"
+        return f"{wrong[0].phase} epoch {wrong[0].epoch}: samples were lost or duplicated"
     done = Counter(each.phase for each in counting if each.holds)
     if not done:
         return "no epoch is complete"

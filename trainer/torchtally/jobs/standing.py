@@ -5,9 +5,6 @@ from enum import StrEnum
 from torchtally.cluster.job_kinds import ClusterJob
 from torchtally.verifier.outcome import Outcome
 
-MISTAKE = 2
-UNREACHABLE = 7
-
 
 class Standing(StrEnum):
     PROVED = "proved"

@@ -5,7 +5,7 @@ from enum import StrEnum
 
 
 class Sign(StrEnum):
-    FAULT = "fault"  # samples that are lost, doubled, or tested and trained on
+    FAULT = "fault"  # samples that are lost, duplicated, or tested and trained on
     NOTE = "note"  # what may be meant
     RIGHT = "right"
 

@@ -278,7 +278,7 @@ def _left(lines: Lines, shares: Shares) -> Iterator[Finding]:
         if count > shares.size:
             how = "goes round more than once"
         elif any(line.resumed for line in left):
-            how = "goes on from a state"
+            how = "resumes from a state"
         else:
             how = "is still open" if any(line.end == "open" for line in left) else "ends early"
         yield note(f"left {how}", f"the pass {how}: {count} samples are handed out of {shares.size}")

@@ -12,6 +12,12 @@ from torchtally.page.markup import Html, element
 Row = Mapping[str, Any]
 Spec = dict[str, Any]
 
+HOW_TO_ZOOM = (
+    "Drag to move. The buttons zoom",
+    element("span", ", as does the wheel while Ctrl is held", class_="wheel"),  # which a phone lacks
+    ".",
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Chart:
@@ -60,7 +66,7 @@ def coloured(field: str, colours: Mapping[str, str], present: set[str]) -> Spec:
 
 def restarts(field: str) -> Spec:
     """A layer with a line at each restart."""
-    tip = [{"field": "restart"}, {"field": "attempt"}, {"field": "position", "title": "goes on at"}, {"field": "cause"}]
+    tip = [{"field": "restart"}, {"field": "attempt"}, {"field": "position", "title": "resumes at"}, {"field": "cause"}]
     return {
         "data": {"name": "restarts"},
         "mark": {"type": "rule", "strokeDash": [4, 3], "strokeWidth": 1.5, "color": "@restart", "clip": True},

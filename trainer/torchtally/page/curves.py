@@ -62,7 +62,7 @@ def _chart(name: str, rows: list[Row], began_again: list[Row]) -> Chart:
                 "grid": False,
                 "format": ",~r",
                 "tickCount": 6,
-                **({"tickMinStep": 1} if last - first > 2 else {}),
+                "tickMinStep": 1,
             },
         },
         "y": {

@@ -11,7 +11,7 @@ from pathlib import Path
 from torchtally import atomic_file
 from torchtally.observed.judge import Observation
 from torchtally.page import observed, summary, tables, timeline
-from torchtally.page.chart import Chart
+from torchtally.page.chart import HOW_TO_ZOOM, Chart
 from torchtally.page.content import Content
 from torchtally.page.life_parts import Lived, lived
 from torchtally.page.markup import Html, data, details, element
@@ -19,8 +19,6 @@ from torchtally.record.model import Snapshot
 from torchtally.verifier.observation import outcome_of
 from torchtally.verifier.outcome import Outcome
 from torchtally.verifier.verdict import Verdict
-
-_ZOOM = "Drag to move. The buttons zoom, as does the wheel while Ctrl is held."
 
 
 def write(snapshot: Snapshot, verdict: Verdict, path: Path) -> None:
@@ -108,11 +106,11 @@ def _map(content: Content) -> Iterator[Html]:
     yield element(
         "p",
         "Each row is a rank, and each column an epoch. Within a column, samples follow each other in the order of the "
-        "epoch: a mark is where a sample was lost or doubled. The row “all” compares all ranks together with the "
+        "epoch: a mark is where a sample was lost or duplicated. The row “all” compares all ranks together with the "
         "contract.",
     )
     for phase, chart in content.maps.items():
-        yield _figure(chart, f"Phase {phase}. {_ZOOM}", tables.proofs(content, phase))
+        yield _figure(chart, f"Phase {phase}. ", tables.proofs(content, phase))
     yield from tables.wrong(content)
 
 
@@ -138,12 +136,12 @@ def _timeline(content: Content) -> Iterator[Html]:
 
 def _lives(chart: Chart | None, lives: Sequence[Lived]) -> Html:
     pods = tables.pods(lives)
-    return _figure(chart, f"Each row is a pod. {_ZOOM}", pods) if chart else pods
+    return _figure(chart, "Each row is a pod. ", pods) if chart else pods
 
 
 def _figure(chart: Chart, caption: str, table: Html) -> Html:
-    """A chart with its caption, and the same numbers as a table."""
-    return element("figure", element("figcaption", caption), chart.place, details("As a table", table))
+    """A chart that zooms, with its caption, and the same numbers as a table."""
+    return element("figure", element("figcaption", caption, *HOW_TO_ZOOM), chart.place, details("As a table", table))
 
 
 @cache

@@ -7,7 +7,7 @@ from torchtally.observed import report
 from torchtally.observed.finding import Sign
 from torchtally.observed.judge import Observation, Observed, Pass
 from torchtally.page import shard_map, summary
-from torchtally.page.chart import Chart, Row, coloured
+from torchtally.page.chart import HOW_TO_ZOOM, Chart, Row, coloured
 from torchtally.page.markup import Html, details, element, table
 from torchtally.record.sentences import date, duration
 from torchtally.verifier.outcome import Outcome
@@ -63,8 +63,8 @@ def shards(observation: Observation, charts: Sequence[Chart]) -> Iterator[Html]:
     yield element(
         "p",
         "Each row is a rank, and each column a pass: what a DataLoader handed out between its beginning and its end. "
-        "The row “all” has all ranks together. Batches that were loaded in advance and never handed out do not count. "
-        "Drag to move in a map. The buttons zoom, as does the wheel while Ctrl is held.",
+        "The row “all” has all ranks together. Batches that were loaded in advance and never handed out do not count. ",
+        *HOW_TO_ZOOM,
     )
     for loader, chart in zip(observation.loaders, charts, strict=False):
         rows = [[*row, report.result(of, "✓", "✗") if of else ""] for row, of in report.rows(loader)]

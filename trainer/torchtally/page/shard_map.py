@@ -1,9 +1,10 @@
-"""The shard map: what each rank consumed in each epoch, and where in the order samples were lost or doubled."""
+"""The shard map: what each rank consumed in each epoch, and where in the order samples were lost or duplicated."""
 
 import math
 from collections.abc import Iterator, Set
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby
+from typing import Any
 
 from torchtally.page.chart import Chart, Row, Spec, coloured, restarts, zoom
 from torchtally.page.wrong import DROPPED, EXACT, UNCHECKED, WRONG, Place, doubted, places, state_of
@@ -13,9 +14,10 @@ from torchtally.verifier.verdict import Verdict
 
 _UNSEEN = "no line in these logs"
 _COLOURS = {EXACT: "@exact", DROPPED: "@dropped", WRONG: "@wrong", UNCHECKED: "@unchecked", _UNSEEN: "@unseen"}
-_KINDS = {"lost": "@lost", "doubled": "@doubled"}
+_KINDS = {"lost": "@lost", "duplicated": "@doubled"}
 ALL = -1  # the row of all ranks together
 FEW = 40  # ranks, whose rows have room between them
+_LABELED = 24  # epochs that have a label each
 _MOST = 12_000  # cells
 
 
@@ -55,6 +57,7 @@ def chart(verdict: Verdict, phase: str, began_again: list[Row]) -> Chart:
                 {"field": "doubled"},
             ],
             said="datum.who + ' from epoch ' + datum.begin + ' on: ' + datum.state",
+            **_epoch_axis(epochs),
         )
     ]
     if ranks <= FEW and any(cell.state == WRONG for cell in cells):
@@ -72,6 +75,14 @@ def chart(verdict: Verdict, phase: str, began_again: list[Row]) -> Chart:
     )
 
 
+def _epoch_axis(epochs: int) -> Spec:
+    """The number of an epoch below its cells; of many, where they begin."""
+    if epochs > _LABELED:
+        return {"tickMinStep": 1}
+    middles = [epoch + 0.5 for epoch in range(1, epochs + 1)]
+    return {"values": middles, "labelExpr": "format(floor(datum.value), 'd')", "ticks": False}
+
+
 def height(ranks: int) -> int:
     """Of a map with these rows."""
     return min(max(22 * (ranks + 1), 90), 520)
@@ -82,7 +93,7 @@ def _half(ranks: int) -> float:
 
 
 def cell_layer(
-    ranks: int, title: str, domain: list[float], colour: Spec, tip: list[Spec], said: str, **axis: list[int]
+    ranks: int, title: str, domain: list[float], colour: Spec, tip: list[Spec], said: str, **axis: Any
 ) -> Spec:
     """The cells of a map: a row for each rank, and along x what `title` names. `said`: an expression for a cell."""
     half = _half(ranks)
@@ -152,12 +163,12 @@ def cross_layer(ranks: int, state: str = WRONG) -> Spec:
 
 
 def _mark_layers(ranks: int, half: float, kinds: set[str]) -> list[Spec]:
-    """What is lost or doubled: as wide as it is, and with a symbol, as most of it is too small to be seen."""
+    """What is lost or duplicated: as wide as it is, and with a symbol, as most of it is too small to be seen."""
     if not kinds:
         return []
     tip = [{"field": name} for name in ("what", "who", "epoch", "positions", "samples")]
     colour = {**coloured("kind", _KINDS, kinds), "legend": None}
-    shape = coloured("kind", {"lost": "triangle-down", "doubled": "triangle-up"}, kinds)
+    shape = coloured("kind", {"lost": "triangle-down", "duplicated": "triangle-up"}, kinds)
     del shape["legend"]["symbolType"]
     stretch: Spec = {
         "data": {"name": "marks"},

@@ -50,7 +50,7 @@ def _result(content: Content, line: TallyLine, doubts: Set[Block]) -> str:
 
 
 def wrong(content: Content) -> Iterator[Html]:
-    """Every sample that is named as lost or doubled."""
+    """Every sample that is named as lost or duplicated."""
     doubts = doubted(content.verdict)
     lines = (line for line in content.verdict.lines if state_of(line, doubts) == WRONG)
     rows = [
@@ -65,9 +65,9 @@ def wrong(content: Content) -> Iterator[Html]:
         for each in islice(places(lines), _MOST)
     ]
     if rows:
-        yield element("h3", "Lost and doubled samples")
+        yield element("h3", "Lost and duplicated samples")
         header = ["phase", "epoch", "rank", "what", "positions in the order", "samples"]
-        yield table("Lost and doubled samples", header, rows, ("epoch", "rank"))
+        yield table("Lost and duplicated samples", header, rows, ("epoch", "rank"))
 
 
 def epochs(content: Content) -> Html:
@@ -126,7 +126,7 @@ def restarts(content: Content) -> Iterator[Html]:
     if not content.restarts:
         return
     yield element("h2", "Restarts")
-    header = ["restart", "time", "goes on in epoch", "at sample", "ranks", "checkpoint", "causes"]
+    header = ["restart", "time", "resumes in epoch", "at sample", "ranks", "checkpoint", "causes"]
     rows = [
         [
             each.number,
@@ -139,7 +139,7 @@ def restarts(content: Content) -> Iterator[Html]:
         ]
         for each in content.restarts
     ]
-    yield table("Restarts, times in UTC", header, rows, ("restart", "goes on in epoch", "at sample", "ranks"))
+    yield table("Restarts, times in UTC", header, rows, ("restart", "resumes in epoch", "at sample", "ranks"))
 
 
 def _checkpoint(attempt: Attempt) -> str:

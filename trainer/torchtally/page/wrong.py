@@ -1,4 +1,4 @@
-"""What is wrong with a rank's samples: whether its line shows its whole shard, and which samples it lost or doubled."""
+"""What is wrong with the samples of a rank: whether its line shows its whole shard, and which it lost or duplicated."""
 
 from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from torchtally.verifier.problem import Block
 from torchtally.verifier.verdict import Verdict
 
 EXACT, DROPPED = "as planned", "as planned, some dropped"
-WRONG, UNCHECKED = "lost or doubled", "not checked"
+WRONG, UNCHECKED = "lost or duplicated", "not checked"
 _MOST_DECODED = 300  # lines: a digest that names many places takes its time
 _MOST_PLACES = 2_000
 
@@ -28,7 +28,7 @@ class Place:
 
     @property
     def kind(self) -> str:
-        return "lost" if self.times < 0 else "doubled"
+        return "lost" if self.times < 0 else "duplicated"
 
     @property
     def what(self) -> str:
@@ -68,7 +68,7 @@ def state_of(line: TallyLine, doubts: Set[Block]) -> str:
 
 
 def places(lines: Iterable[TallyLine]) -> Iterator[Place]:
-    """Where these lines lost or doubled samples, as far as their digests or they themselves name them.
+    """Where these lines lost or duplicated samples, as far as their digests or they themselves name them.
 
     Not all, if they are too many for a page.
     """

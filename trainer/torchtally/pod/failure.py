@@ -16,9 +16,9 @@ from typing import Any, NoReturn
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure, get_error_handler
 
-from torchtally import standard_output
+from torchtally import families, standard_output
 from torchtally.environment import has_entry_point, pod_name
-from torchtally.errors import LOST, OK, REFUSED, SIGNALLED, UNPROVEN, Ending, Lost, lost_a_peer
+from torchtally.errors import LOST, OK, REFUSED, SIGNALLED, UNPROVEN, Ending, Lost, Stopped, lost_a_peer
 from torchtally.log import log
 from torchtally.pod import termination_message
 
@@ -116,10 +116,17 @@ def _is_first() -> bool:
 
 
 def end(ending: Ending) -> int:
-    """Record and log the sentence that a rank ends with. Returns its exit code."""
+    """Record the sentence that a rank ends with, and log it unless the entry point will. Returns its exit code."""
     record(ending)
-    log.error(ending)
+    if isinstance(ending, Stopped) or not _entry_point_has_it():
+        log.error(families.with_link(str(ending)))
     return ending.code
+
+
+def _entry_point_has_it() -> bool:
+    """Whether this process is a child of the entry point, which finds its error recorded. A shell can hide its end."""
+    recorded = os.environ.get("TORCHELASTIC_ERROR_FILE", "")
+    return str(os.getppid()) == os.environ.get("TORCHTALLY_AGENT") and Path(recorded).is_file()
 
 
 class _Hook:

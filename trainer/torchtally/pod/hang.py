@@ -89,7 +89,7 @@ class Hang:
 
     def _goes_on(self) -> None:
         self._told = None
-        log.info("the ranks go on")
+        log.info("the ranks continue")
         if self._share:
             with contextlib.suppress(DistError):
                 self._share(None)

@@ -165,6 +165,7 @@ def _set_environment(job: Job, threads: str, folder: Path, output: Path) -> None
     if "TORCH_NCCL_DEBUG_INFO_TEMP_FILE" not in os.environ:  # the older name for the dump of NCCL's flight recorder
         os.environ.setdefault("TORCH_FR_DUMP_TEMP_FILE", str(output / f"nccl-{pod_name()}-"))
     os.environ["TORCHTALLY_RUN"] = uuid.uuid4().hex[:12]  # an id of each start
+    os.environ["TORCHTALLY_AGENT"] = str(os.getpid())  # it reports the errors of its children
     os.environ.setdefault("PET_SHUTDOWN_TIMEOUT", str(_SHUTDOWN_SECONDS))  # PyTorch 2.11 would refuse the option
     os.environ.pop("PET_STANDALONE", None)  # the operator sets "", which torchrun takes for a number
     if job.elastic:

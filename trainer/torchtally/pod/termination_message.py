@@ -3,6 +3,7 @@
 import contextlib
 import os
 
+from torchtally import families
 from torchtally.environment import termination_log
 from torchtally.log import log
 
@@ -11,9 +12,10 @@ _BYTES = 4096
 
 
 def announce(message: object) -> None:
-    """Log `message`, and make it the pod's termination message."""
-    log.error(message)
-    write(message)
+    """Log `message` with its link, and make both the pod's termination message."""
+    text = families.with_link(str(message))
+    log.error(text)
+    write(text)
 
 
 def write(message: object) -> None:

@@ -1,4 +1,4 @@
-"""Which positions were lost or doubled, read from the difference of two digests.
+"""Which positions were lost or duplicated, read from the difference of two digests.
 
 The differences of the power sums S_0 ... S_15 are the syndromes of a Reed-Solomon code (Massey, "Shift-register
 synthesis and BCH decoding", IEEE Trans. Inf. Theory 15, 1969): up to 8 positions, or up to 4 runs of neighbours, can be
@@ -28,7 +28,7 @@ class Stretch:
 
 
 def explain(difference: Digest, shard: Progression, n: int, g: int) -> list[Stretch] | None:
-    """The lost and doubled positions, from the digest of the consumed ones minus that of the expected ones.
+    """The lost and duplicated positions, from the digest of the consumed ones minus that of the expected ones.
 
     Up to 8 positions out of [0, n), or up to 4 runs of neighbours in `shard`. None if there are more. Needs sympy.
     """

@@ -24,7 +24,7 @@ from torchtally.proof.shards import Shard
 
 PREFIX = "TORCHTALLY "
 VERSION = 2
-NAMED = 8  # lost and doubled samples that a line names at most: enough to look one up, and it stays under 1 KB
+NAMED = 8  # lost and duplicated samples that a line names at most: enough to look one up, and it stays under 1 KB
 
 Attempt = tuple[int, int]  # number and begin: one that kept no checkpoint has its number used again by the next
 Rank = int | Literal["all"]

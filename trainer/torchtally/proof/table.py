@@ -22,7 +22,7 @@ def shown(value: object) -> str:
 
 
 def wrong(line: Mapping[str, Any]) -> bool:
-    """Whether a line says that something was lost or doubled."""
+    """Whether a line says that something was lost or duplicated."""
     return (line["lost"], line["doubled"]) != (0, 0)
 
 

@@ -113,7 +113,7 @@ def whole(path: Path, size: int) -> BinaryIO:
     found = os.fstat(file.fileno()).st_size
     if found != size:
         file.close()
-        raise Refused(f"{path} has {found} bytes, and {size} are expected")
+        raise Refused(f"{path} has {found} bytes, and {size} are expected: copy the file again, or index it again")
     return file
 
 

@@ -27,6 +27,7 @@ from torchtally.streams.shards import Shards
 _VERSION = "v1.2"
 _BLOCK = 512  # bytes of a header, and what the contents of a file are filled up to
 _META = re.compile(r"__[^/]*__($|/)")  # names that WebDataset leaves out
+_MAKE = "make the index with `python -m torchtally.streams.webdataset SHARD.tar`"
 _FIRST_LINE = 64  # bytes that it has at most
 
 Component = tuple[str, int, int, str]  # extension, offset, size in bytes, name
@@ -96,7 +97,7 @@ class TarFiles(Shards):
         if end > len(opened):
             raise Refused(f"{index} does not fit {url}: it names {end} bytes, and the shard has {len(opened)}")
         if any(opened[after : after + _BLOCK]):
-            raise Refused(f"{index} does not fit {url}: it ends at byte {end}, and the shard goes on at byte {after}")
+            raise Refused(f"{index} does not fit {url}: it ends at byte {end}, and the shard continues at byte {after}")
         return url, opened, lines
 
     def _read(self, opened: tuple[str, mmap.mmap, list[str]], rows: list[int]) -> list[dict[str, Any]]:
@@ -218,11 +219,13 @@ def _sample(url: str, data: mmap.mmap, components: list[Component]) -> dict[str,
         try:
             header = tarfile.TarInfo.frombuf(data[offset - _BLOCK : offset], "utf-8", "surrogateescape")
         except tarfile.HeaderError:
-            raise Refused(f"{unfit}no file") from None
+            raise Refused(f"{unfit}no file; {_MAKE}") from None
         if header.size != size or not _is_named(header.name, name):
-            raise Refused(f"{unfit}{header.name} of {header.size}")
+            raise Refused(f"{unfit}{header.name} of {header.size}; {_MAKE}")
         if extension.lower() in sample:
-            raise Refused(f"{url} has two files {extension} of the sample {key}")
+            raise Refused(
+                f"{url} has two files {extension} of the sample {key}: extensions must differ by more than case"
+            )
         sample[extension.lower()] = data[offset : offset + size]
     return sample
 

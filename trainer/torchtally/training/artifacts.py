@@ -121,7 +121,7 @@ def refuse_another(facts: Mapping[str, Any], output: Path) -> None:
     if other:
         raise Refused(
             f"the model in {output} is of another training: its {other} is {json.dumps(before[other])} and now it is "
-            f"{json.dumps(facts[other])}; go on as before, or choose another --output"
+            f"{json.dumps(facts[other])}; continue as before, or choose another --output"
         )
 
 

@@ -93,7 +93,7 @@ class Results:
             if (before := found["facts"].get(name)) != value:
                 raise Refused(
                     f"it is of another training: its {name} is {json.dumps(before)} and now it is {json.dumps(value)}; "
-                    f"go on as before, or choose another {self._option}"
+                    f"continue as before, or choose another {self._option}"
                 )
         self.epochs = [Epoch(**each) for each in found["epochs"]]
         losses, rank = found["losses"], self._account.rank

@@ -8,7 +8,7 @@ lineage        which attempts of a run its final weights come from
 growth         gives the newest plan to lines of earlier attempts that planned fewer epochs
 verdict        judges each run by all of these checks:
 line_check     the lines, against their own fields, each other and the plan
-digest_check   the lost and doubled samples of a line, against its digest (diagnosis: in words)
+digest_check   the lost and duplicated samples of a line, against its digest (diagnosis: in words)
 summary_check  the last line of the run, against its own fields and the other lines
 conclusion     the final sentence on a run, or on several
 phrasing       the wording of parts of sentences

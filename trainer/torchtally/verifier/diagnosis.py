@@ -1,4 +1,4 @@
-"""The lost and doubled samples of a digest in words: whole steps, samples of the shard, or single samples."""
+"""The lost and duplicated samples of a digest in words: whole steps, samples of the shard, or single samples."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

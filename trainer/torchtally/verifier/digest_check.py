@@ -1,4 +1,4 @@
-"""The lost and doubled samples that a line reports, against those that its digest shows."""
+"""The lost and duplicated samples that a line reports, against those that its digest shows."""
 
 from collections.abc import Iterator
 
@@ -32,13 +32,13 @@ def faults(line: TallyLine) -> Iterator[str]:
             return
     counts = _counts(line, stretches)
     if counts == (0, 0) != (line.lost, line.doubled):
-        yield f"{_says(line)} lost or doubled samples, but {_its(line)} digest is that of the whole shard"
+        yield f"{_says(line)} lost or duplicated samples, but {_its(line)} digest is that of the whole shard"
         return
     named = "; ".join(diagnosis.describe(line, stretches))
     if counts != (line.lost, line.doubled):
         lost, doubled = counts
         yield (
-            f"{_says(line)} {_claim(line)}, but {_its(line)} digest shows {lost} lost and {doubled} doubled: {named}"
+            f"{_says(line)} {_claim(line)}, but {_its(line)} digest shows {lost} lost and {doubled} duplicated: {named}"
         )
     else:
         yield from (f"{who([line.rank])}: {text}" for text in diagnosis.describe_ranges(line, stretches))
@@ -47,7 +47,7 @@ def faults(line: TallyLine) -> Iterator[str]:
 
 
 def _counts(line: TallyLine, stretches: list[Stretch]) -> tuple[int, int]:
-    """Lost and doubled samples according to the digest."""
+    """Lost and duplicated samples according to the digest."""
     lost = -sum(each.times * each.positions.count for each in stretches if each.times < 0)
     return lost, sum(each.times * each.positions.count for each in stretches if each.times > 0) + line.outside
 
@@ -82,8 +82,10 @@ def _can_be(line: TallyLine, difference: Digest) -> bool:
 
 def _claim(line: TallyLine) -> str:
     if line.lost is None:
-        return "too many lost or doubled samples to count"
-    return f"{line.lost} lost and {line.doubled} doubled" if line.lost or line.doubled else "nothing lost or doubled"
+        return "too many lost or duplicated samples to count"
+    return (
+        f"{line.lost} lost and {line.doubled} duplicated" if line.lost or line.doubled else "nothing lost or duplicated"
+    )
 
 
 def _says(line: TallyLine) -> str:

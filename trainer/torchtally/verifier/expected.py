@@ -19,7 +19,7 @@ from torchtally.proof.shard_sizes import ShardSizes
 from torchtally.proof.shards import Progression, Shard
 from torchtally.verifier.line_groups import Lines
 
-CAN_NAME = bool(find_spec("sympy"))  # without it a wrong digest is found, but no lost or doubled sample is named
+CAN_NAME = bool(find_spec("sympy"))  # without it a wrong digest is found, but no lost or duplicated sample is named
 
 
 def with_sizes(line: TallyLine, sizes: Mapping[str, ShardSizes]) -> TallyLine:
@@ -112,7 +112,7 @@ def carried(line: TallyLine) -> Digest:
 
 
 def explain(line: TallyLine, found: Digest) -> list[Stretch] | None:
-    """The lost and doubled positions of a difference; None if there are too many to name."""
+    """The lost and duplicated positions of a difference; None if there are too many to name."""
     if not any(found.of_positions):
         return []
     return decoder.explain(found, parts(line)[0], line.n, digest.base(line.run)) if CAN_NAME else None

@@ -127,7 +127,7 @@ def _faults(line: TallyLine) -> Iterator[str]:
         if rows != (plan := (line.rows_of_sources or {})[source][2]):
             yield f"{name} had {rows} rows of the source {source}, but its weight {weight} makes {plan}"
     if line.lost is None or line.doubled is None:
-        yield f"{name}: too many samples are lost or doubled to count"
+        yield f"{name}: too many samples are lost or duplicated to count"
         return
     dropped = line.dropped or 0
     if line.consumed != (sum_ := line.expected - line.lost + line.doubled - dropped):
@@ -139,7 +139,7 @@ def _faults(line: TallyLine) -> Iterator[str]:
     if line.lost or line.doubled:
         lost, doubled = _named(line.lost, line.lost_indices), _named(line.doubled, line.doubled_indices)
         outside = f", {line.outside} of them outside of the dataset" if line.outside else ""
-        yield f"{name}: {lost} lost, {doubled} doubled{outside}"
+        yield f"{name}: {lost} lost, {doubled} duplicated{outside}"
 
 
 def _early_ends(groups: list[Lines]) -> Iterator[str]:

@@ -25,7 +25,7 @@ _PLAIN = {"pod", "rank", "expected", "consumed", "digest", "lost", "doubled"}
 class Lines:
     """Lines of one attempt about one phase of one epoch, which agree in all that ranks have in common.
 
-    A plain line is that of a rank, not of all together, and reports nothing lost, doubled, or dropped.
+    A plain line is that of a rank, not of all together, and reports nothing lost, duplicated, or dropped.
     """
 
     def __init__(self, shared: Mapping[str, Any], own: Mapping[str, Any]) -> None:
@@ -85,7 +85,7 @@ class Lines:
 
     @property
     def faulty(self) -> bool:
-        """Whether one of the lines reports a sample as lost or doubled."""
+        """Whether one of the lines reports a sample as lost or duplicated."""
         return any(own["lost"] != 0 or own["doubled"] != 0 for own in self._others.values())
 
     @property

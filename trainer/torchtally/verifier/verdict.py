@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
 
+from torchtally.errors import Refused
 from torchtally.proof import table
 from torchtally.proof.line import TallyLine
 from torchtally.proof.run_summary import RunSummary
@@ -18,7 +19,7 @@ from torchtally.verifier.phrasing import attempt_names, numbers
 from torchtally.verifier.problem import Block, Problem
 
 
-class UnknownRun(Exception):
+class UnknownRun(Refused):
     """No line is of the run that --run names."""
 
 
@@ -129,7 +130,7 @@ def _judge(log: Log, run: str, expect_per_pod: int | None) -> Verdict:
         faults += summary_check.contradictions(last, groups)
     verdict.problems += faults
     if verdict.problems and not expected.CAN_NAME:
-        verdict.notes.append("the Python package sympy is missing, so lost and doubled samples are not named")
+        verdict.notes.append("the Python package sympy is missing, so lost and duplicated samples are not named")
     if expect_per_pod is not None:
         verdict.problems += _expect_per_pod(groups, expect_per_pod)
     if verdict.holds and not last:

@@ -29,5 +29,7 @@ def checked(dataset: Any, indices: list[int], length: int, name: str) -> list[An
     if not isinstance(found, list):
         raise Refused(f"{name}: its __getitems__ must return a list, and returned a {type(found).__name__}")
     if len(found) != len(indices):
-        raise Unproven(f"{name}: for {len(indices)} samples its __getitems__ returned {len(found)}")
+        raise Unproven(
+            f"{name}: for {len(indices)} samples its __getitems__ returned {len(found)}, and must return one for each"
+        )
     return found

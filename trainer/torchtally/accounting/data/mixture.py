@@ -81,7 +81,7 @@ class Mixture(Dataset[Any]):
                 raise Refused(f"the name {name!r} of a source must be printable text of at most {_LONGEST} characters")
             inner.check(source, f"the source {name}")
             if not len(source):
-                raise Refused(f"the source {name} has no sample")
+                raise Refused(f"the source {name} has no sample: leave it out of sources and weights")
         length, seed = whole("length", length, 1, (1 << 62) - 1), whole("seed", seed, 0, (1 << 64) - 1)
         try:
             turns = Interleaving.of([weights[name] for name in sources])

@@ -37,8 +37,8 @@ def problem(name: str, position: Position, shard: Shard, batch: int) -> str | No
         same = f"with {position.world} ranks and {position.batch} samples a step in all, or "
         return (
             f"{name}: the last step of the epoch has repeated samples, as its contract is {shard.contract}, and only "
-            f"the ranks that made it can count these: go on {'' if position.dropped else same}from a state between two "
-            "epochs"
+            f"the ranks that made it can count these: continue {'' if position.dropped else same}from a state between "
+            "two epochs"
         )
     return None
 

@@ -167,7 +167,7 @@ def enforce(proof: Proof, first: bool) -> None:
         ranks = ", ".join(str(line["rank"]) for line in proof.lines[:-1] if table.wrong(line))
         raise Unproven(
             f"{everything['phase']} epoch {everything['epoch']} is not proved: of {everything['expected']} samples "
-            f"that the contract {everything['contract']} names, {lost} were lost and {doubled} doubled "
+            f"that the contract {everything['contract']} names, {lost} were lost and {doubled} duplicated "
             f"(ranks whose shard was wrong: {ranks or 'none'})"
         )
 

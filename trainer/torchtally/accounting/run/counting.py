@@ -162,7 +162,7 @@ class Counting:
             if current.ended:
                 raise Refused(f"{current.name}: the loader has more batches; its batch_size must be the sampler's")
             if current.begun_again:
-                raise Refused(f"{current.name}: the loop has begun it again, and goes on with its first iterator")
+                raise Refused(f"{current.name}: the loop has begun it again, and continues with its first iterator")
             if self.checkpoints and current.trains and not current.repeats:
                 self._before_batch(self.checkpoints, current)
             if self.asked.number and current.trains:
@@ -486,7 +486,7 @@ class Counting:
         self._guards.has_stepped(optimizer, phases, evaluates)
 
     def _close(self, current: EpochInProgress) -> None:
-        """Prove an epoch. Raises Unproven on every rank if samples are lost or doubled, Refused if data changed."""
+        """Prove an epoch. Raises Unproven on every rank if samples are lost or duplicated, Refused if data changed."""
         members, tally = self._attempt.members, current.tally
         name = tally.phase.name
         self._attempt.check_group(f"{current.name} is not proved")

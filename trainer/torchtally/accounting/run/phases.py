@@ -312,7 +312,7 @@ class Phases:
         if not all(each.complete for each in begun):  # more ranks have left out samples that fewer do not
             raise Refused(
                 f"{phase}: the state is within a step of two epochs, of which the contract {sampler.contract} leaves "
-                f"out other samples at {sampler.world} ranks: go on with the number of ranks that has saved it"
+                f"out other samples at {sampler.world} ranks: continue with the number of ranks that has saved it"
             )
         progress.waiting[phase] = len(waiting) + len(begun)
         begun.append(self._begun(phase, epoch))

@@ -17,7 +17,7 @@ from torchtally.accounting.proofs import last_line
 from torchtally.errors import Refused, Unproven
 from torchtally.log import log
 
-ANOTHER = "go on as before, or begin another run in another output folder"
+ANOTHER = "continue as before, or begin another run in another output folder"
 
 
 class Progress:

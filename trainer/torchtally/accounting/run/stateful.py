@@ -51,4 +51,4 @@ def read(state: Mapping[str, Any]) -> State:
     try:
         return State.from_text(state[KEY])
     except ValueError as error:
-        raise Refused(f"the state of the account cannot be loaded: {error}") from None
+        raise Refused(f"the state of the account cannot be loaded: {error}; pass what state_dict() returned") from None

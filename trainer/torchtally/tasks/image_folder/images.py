@@ -145,4 +145,6 @@ def _decoded(encoded: _Encoded) -> Tensor:
             pixels: Tensor = functional.pil_to_tensor(image.convert("RGB"))
         return pixels
     except (OSError, ValueError, SyntaxError) as error:
-        raise Refused(f"the image {name} (--data) cannot be decoded: {str(error).splitlines()[0]}") from None
+        raise Refused(
+            f"the image {name} (--data) cannot be decoded: {str(error).splitlines()[0]}; mend or remove it"
+        ) from None

@@ -43,7 +43,9 @@ def scan(train: Path, test: Path) -> Data:
         gap = min({*range(count)} - known)
         raise Refused(f"{train} (--data) has no sample of the class {gap}, and has one of {max(known)}")
     if max(other_labels) >= count:
-        raise Refused(f"{test} (--data) has a sample of the class {max(other_labels)}, and {train} has none")
+        raise Refused(
+            f"{test} (--data) has a sample of the class {max(other_labels)}, and {train} none: both need the same"
+        )
     identity = repr((samples.fingerprint, others.fingerprint, labels, other_labels)).encode()
     return Data(
         classes=[str(each) for each in range(count)],
