@@ -76,6 +76,32 @@ def test_odd_loaders_are_observed_and_work_as_without(tmp_path: Path) -> None:
     assert [line.samples for line in lines.handed.values() if line.loader.length == 40] == [40] * 12
 
 
+@pytest.mark.parametrize("options", ["", "num_workers=2", "num_workers=2, in_order=False"])
+def test_a_batch_that_cannot_be_read_shifts_no_other(options: str, tmp_path: Path) -> None:
+    program = f"""
+class Broken(Dataset):
+    def __len__(self): return 40
+    def __getitem__(self, index):
+        if index == 9: raise OSError("not an image")
+        return torch.tensor([float(index)])
+batches = iter(DataLoader(Broken(), 4, {options}))
+while True:
+    try:
+        next(batches)
+    except OSError:
+        continue
+    except StopIteration:
+        break
+for _ in DataLoader(range(40), 4, sampler=[*range(8), *range(12, 40)]):
+    pass
+"""
+    ended = alone(tmp_path, program)
+    assert ended.codes == [0], ended.err
+    line, others = ended.handed
+    assert (line.end, line.samples) == ("whole", 36)
+    assert line.handed == others.handed
+
+
 def test_random_numbers_are_those_of_the_program(tmp_path: Path) -> None:
     program = """
 import random

@@ -270,6 +270,12 @@ class GoesToAnotherType(Training):
         self.model.half()
 
 
+class RestoresTheBestInAnotherType(RestoresTheBest):
+    def at_end(self, account: Account) -> None:
+        super().at_end(account)
+        self.model.half()
+
+
 RIGHT = [
     WarmsUp,
     FreezesWhatIsCompared,
@@ -280,7 +286,7 @@ RIGHT = [
     Diverges,
     GoesToAnotherType,
 ]
-PUT_BACK = [RestoresTheBest, RollsBackTheLastStep, LeavesAnAverage]
+PUT_BACK = [RestoresTheBest, RestoresTheBestInAnotherType, RollsBackTheLastStep, LeavesAnAverage]
 
 
 def test_weights_that_are_put_back_are_no_end_of_a_run_and_others_are(subtests: pytest.Subtests) -> None:

@@ -94,6 +94,7 @@ with Account(task="t", plan={{"train": 1}}) as account:
         if batch.step == 3:
             {how}
         account.commit()
+    sys.exit(0)
 """
 
 
@@ -105,6 +106,13 @@ def test_a_program_that_leaves_its_run_does_not_end_with_0(how: str, name: str, 
     assert ended.returncode == code, ended.stderr
     assert (f"is not proved: {name} has ended it before its plan" in ended.stderr) == (code == 3)
     assert "Traceback" not in ended.stderr
+
+
+def test_a_program_that_exits_with_0_once_all_is_proved_has_its_last_line() -> None:
+    ended = subprocess.run([sys.executable, "-c", ENDS.format(how="pass")], env=RANK, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    assert "not proved" not in ended.stderr
+    assert [line["phase"] for line in tallied(ended.stdout)][-1] == "all"
 
 
 def stops(how: str) -> list[int]:

@@ -157,9 +157,15 @@ def the_reason_is_no_line(account: Account, batches: Iterator[Batch], training: 
         account.skip("two\nlines")
 
 
+def what_a_dataloader_yields(account: Account, batches: Iterator[Batch], training: Witness) -> None:
+    for batch in batches:
+        account.skip("loss is not finite", batch.data)
+
+
 REFUSED: list[tuple[Any, str]] = [
     (twice, "skip() must have a batch that is handed out, and neither committed nor skipped"),
     (others_on_each_rank, "steps to skip"),
+    (what_a_dataloader_yields, "skip() takes a Batch, as account.epoch(phase, None, loader) yields it, not a"),
     (the_reason_is_no_line, "reason"),
 ]
 

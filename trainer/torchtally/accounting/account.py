@@ -345,6 +345,8 @@ class Account(Lifetime):
                 raise Refused(f"checkpoints: objects must be a dictionary, such as {{'model': model}}, not a {kind}")
             if own := [name for name, each in objects.items() if each is self]:
                 raise Refused(f"checkpoints: {own[0]!r} is the account, whose state every checkpoint has: leave it out")
+            if self._counting.checkpoints is not None:
+                raise Refused("checkpoints() is called a second time: pass all objects to one call")
             kind = CheckpointsOfRank0 if of_rank_0 else Checkpoints
             self._counting.checkpoints = kind(self, folder, objects, every=every, keep=keep)
             return self._counting.checkpoints

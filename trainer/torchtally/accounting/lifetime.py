@@ -117,8 +117,9 @@ class Lifetime:
     ) -> None:
         raised = error
         try:
-            if error is None:
+            if error is None or (isinstance(error, SystemExit) and not error.code and self._progress.is_complete):
                 self._finish()
+                error = None
         except Exception as own:
             error = own
         if error is not None:

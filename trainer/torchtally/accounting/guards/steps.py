@@ -66,9 +66,9 @@ class Watched:
     def is_as(self, values: Tensor) -> bool:
         """Whether it has these values, if they can be compared: a program can convert its model."""
         now = self.values
-        if now is None or (now.shape, now.dtype) != (values.shape, values.dtype):
+        if now is None or now.shape != values.shape:
             return True
-        now = now.to(values.device)
+        now, values = now.to(values.device), values.to(now.dtype)
         return torch.equal(now, values) or torch.allclose(now, values, rtol=0, atol=0, equal_nan=True)
 
     def keep(self) -> None:

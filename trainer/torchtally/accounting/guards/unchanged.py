@@ -26,9 +26,9 @@ class Unchanged(Guard):
         return self._steps.is_unchanged(phase), self._idle(phase)
 
     def judges(self, epoch: str, told: Mapping[int, Any]) -> str | None:
-        unchanged, idle = zip(*told.values(), strict=True) if told else ([False], [[]])
-        numbers = sorted({*idle[0]}.intersection(*idle))
-        self.caveat = f"no parameter changed in {epoch}" if all(unchanged) else None
+        numbers = sorted(set.intersection(*({*idle} for _, idle in told.values()))) if told else []
+        changed = not told or not all(unchanged for unchanged, _ in told.values())
+        self.caveat = None if changed else f"no parameter changed in {epoch}"
         if numbers and not self.caveat:
             which = f"optimizer{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"
             self.caveat = f"{which} had gradients and made no step in {epoch}"

@@ -85,8 +85,9 @@ def _positions(line: Values, name: str) -> tuple[Position, ...]:
 
 def _contents(line: Values, name: str) -> tuple[tuple[int, ...], ...]:
     value = line.values.get(name)
-    lists = isinstance(value, list) and all(isinstance(each, list) for each in value)
-    if lists and all(are_in(each, *[range(HUGE)] * len(each)) for each in value):
+    if isinstance(value, list) and all(
+        isinstance(each, list) and are_in(each, *[range(HUGE)] * len(each)) for each in value
+    ):
         return tuple(map(tuple, value))
     raise line.bad(name, "a list of lists of whole numbers")
 

@@ -37,10 +37,17 @@ Drawn = tuple[int, int]  # samples of all ranks in the steps up to one, and a ha
 class Made(Protocol):
     """What is made of an epoch: a position of a state."""
 
-    start: int
-    steps: int
-    world: int
-    drawn: Drawn | None
+    @property
+    def start(self) -> int: ...
+
+    @property
+    def steps(self) -> int: ...
+
+    @property
+    def world(self) -> int: ...
+
+    @property
+    def drawn(self) -> Drawn | None: ...
 
 
 @dataclass(frozen=True, eq=False)

@@ -286,6 +286,7 @@ class Counting:
                 "optimizer count the batches whose losses account.weigh() has received"
             )
         for batch in batches:
+            _check_is_batch("commit()", batch)
             current = next(iter(self._phases.open[batch.phase]), None)
             if current is None or not current.trains:
                 raise Refused(f"commit() must receive a batch of an epoch in progress that trains, not {batch!r}")
@@ -326,6 +327,8 @@ class Counting:
 
     def skip(self, reason: str, batch: Batch | None) -> None:
         """Count a batch as dropped: `Account.skip`. Raises Unproven and Refused."""
+        if batch is not None:
+            _check_is_batch("skip()", batch)
         current = self._phases.open[batch.phase if batch else self.phase].find(batch)
         wrong = tally_line.text_problem("reason", reason)
         steps: list[int] = []
@@ -515,3 +518,11 @@ class Counting:
             enforce(proof, self._proved == 1)
         except Unproven as sentence:
             raise Unproven(f"{sentence}{'' if current.complete else current.left}") from None
+
+
+def _check_is_batch(call: str, batch: object) -> None:
+    if not isinstance(batch, Batch):
+        raise Refused(
+            f"{call} takes a Batch, as account.epoch(phase, None, loader) yields it, not a {type(batch).__name__}: "
+            "pass one, or leave the argument out"
+        )

@@ -43,6 +43,12 @@ class Progress:
         """Number of completed epochs, those that wait for their proof included."""
         return self.phases[phase].completed + self.waiting[phase] if phase in self.phases else 0
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether all epochs of the plan are proved, or the program has stopped the run."""
+        made = bool(self.epochs) and all(self.completed(phase) >= planned for phase, planned in self.epochs.items())
+        return not any(self.waiting.values()) and (made or self.stopped is not None)
+
     def was_complete(self, phase: str, epoch: int) -> bool:
         """Whether the loaded state has this epoch as complete."""
         known = self.loaded.phases.get(phase) if self.loaded else None
