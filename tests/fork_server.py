@@ -43,7 +43,7 @@ SHIM = ROOT / "trainer/torchtally/local/shim.py"  # starts pods, and so needs a 
 RANKS = str(ROOT / "tests/helpers/ranks.py")  # its program needs the tests' modules
 TORCHRUN = "torch.distributed.run"  # likewise: it starts ranks
 # As an agent starts a rank. What follows is the agent's process id, and the program.
-TIED = [sys.executable, "-I", "-S", str(ROOT / "trainer/torchtally/pod/lifeline.py")]
+TIED = [sys.executable, "-I", "-S", str(ROOT / "trainer/torchtally/pod/parent_death.py")]
 folders: list[str] = []  # which the tests' files have added to sys.path
 _of_tests: dict[str, ModuleType] = {}  # what only test files import
 _enabled = True
@@ -247,11 +247,11 @@ def run(program: Program) -> None:
     import numpy
     import torch
 
-    from torchtally.pod import lifeline
+    from torchtally.pod import parent_death
     from torchtally_observer import start
 
     if program.ends_with:
-        lifeline.end_with(program.ends_with)
+        parent_death.end_with(program.ends_with)
     if (threads := os.environ.get("OMP_NUM_THREADS", "")).isdigit():  # OpenMP has read the server's
         torch.set_num_threads(int(threads))
     numpy.random.seed()  # each process has its own

@@ -8,8 +8,8 @@ from torch.utils._pytree import tree_flatten
 from toy import Fitted
 
 from torchtally.checkpoints.checkpoints import Checkpoints
+from torchtally.checkpoints.coordination import Rounds
 from torchtally.checkpoints.of_rank_0 import CheckpointsOfRank0
-from torchtally.checkpoints.rounds import Rounds
 
 FACTS = {"option lr": 0.1}
 

@@ -21,8 +21,8 @@ from torchtally.accounting.order.schedule import Schedule
 from torchtally.accounting.proofs import kept_lines, proving
 from torchtally.accounting.proofs.proving import Proof
 from torchtally.accounting.run import attempt, counting, restart
+from torchtally.checkpoints.coordination import Rounds
 from torchtally.checkpoints.of_rank_0 import CheckpointsOfRank0
-from torchtally.checkpoints.rounds import Rounds
 from torchtally.distributed.shared_memory import SharedGradients
 from torchtally.options import Training
 from torchtally.training.loop import Loop

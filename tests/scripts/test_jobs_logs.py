@@ -18,8 +18,8 @@ import told
 
 from torchtally import events
 from torchtally.commands import verify
-from torchtally.jobs import files, overview, rendering
-from torchtally.jobs.standing import Standing
+from torchtally.jobs import files, job_status, tables
+from torchtally.jobs.job_outcome import Standing
 from torchtally.record.record import Record
 
 JOBS = Path(__file__).parents[2] / "scripts/torchtally_jobs.py"
@@ -45,8 +45,8 @@ def drawn(lines: list[str], width: int, standing: Standing, seconds: float) -> l
     for line in lines:
         pod, text = files.parted(Path("demo.log"), line)
         record.add_line(pod, text)
-    found = overview.of("demo", record.snapshot, at=told.BEGAN + seconds, standing=standing)
-    rendering.console(width, text := io.StringIO()).print(rendering.whole(found, "utf-8", width))
+    found = job_status.of("demo", record.snapshot, at=told.BEGAN + seconds, standing=standing)
+    tables.console(width, text := io.StringIO()).print(tables.whole(found, "utf-8", width))
     return [line.rstrip() for line in text.getvalue().splitlines()]
 
 
@@ -146,7 +146,7 @@ def test_each_step_of_a_start() -> None:
     record, does = Record(), []
     for line in [*told.start(0)[:3], *told.KILLED[6:8], told.progress(6, told.MASTER, 0, 1, 2)]:
         record.add_line(told.MASTER, line.removeprefix(f"[{told.MASTER}] "))
-        does.append(overview.does(record.snapshot.pods[0].life))
+        does.append(job_status.does(record.snapshot.pods[0].life))
     steps = ["waits for the other pods", "loads its data", "makes its first step", "makes its first step", "trains"]
     assert does == [*steps, "trains"]
 
@@ -335,12 +335,12 @@ def test_what_is_no_log_is_incomplete(tmp_path: Path, ask: Ask) -> None:
 
 
 def test_thousands_of_pods_make_few_rows() -> None:
-    pods = tuple(overview.PodRow(name=f"demo-worker-{at}", ranks=(at,), does="trains") for at in range(1000))
-    odd = overview.PodRow(name="demo-worker-1000", ranks=(1000,), does="ended with 1")
-    found = overview.Overview(
+    pods = tuple(job_status.PodRow(name=f"demo-worker-{at}", ranks=(at,), does="trains") for at in range(1000))
+    odd = job_status.PodRow(name="demo-worker-1000", ranks=(1000,), does="ended with 1")
+    found = job_status.Overview(
         job="demo", state="running", standing=Standing.RUNNING, proof="", at=0.0, pods=(*pods, odd)
     )
-    rendering.console(80, text := io.StringIO()).print(rendering.whole(found, "ascii", 80))
+    tables.console(80, text := io.StringIO()).print(tables.whole(found, "ascii", 80))
     lines = text.getvalue().splitlines()
     assert "1001 pods; most of them: trains" in lines and len(lines) < 12
     assert any("demo-worker-1000" in line for line in lines)

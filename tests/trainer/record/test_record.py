@@ -19,10 +19,10 @@ from squares import Squares
 from torchtally import events
 from torchtally.accounting.account import Account
 from torchtally.proof.line import PREFIX
+from torchtally.record.downsampling import Spread
 from torchtally.record.model import EpochProof, Life, Snapshot, State
 from torchtally.record.record import Record
 from torchtally.record.sentences import duration
-from torchtally.record.thinned import Spread
 
 ROOT = Path(__file__).parents[3]
 PODS = ("demo-master-0", "demo-worker-0")

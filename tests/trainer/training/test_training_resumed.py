@@ -26,8 +26,8 @@ from torch.distributed.distributed_c10d import Store
 
 from torchtally import Account, events
 from torchtally.checkpoints import checkpoint_file
+from torchtally.checkpoints.coordination import Rounds
 from torchtally.checkpoints.of_rank_0 import CheckpointsOfRank0
-from torchtally.checkpoints.rounds import Rounds
 from torchtally.errors import Refused, Stopped, Volume
 from torchtally.options import AllReduce, Training
 from torchtally.proof import run_summary

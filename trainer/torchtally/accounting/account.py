@@ -27,9 +27,9 @@ from torchtally.accounting.run.phases import Division
 from torchtally.accounting.run.reports import problem
 from torchtally.checkpoints import copied
 from torchtally.checkpoints.checkpoints import Checkpoints
+from torchtally.checkpoints.coordination import Rounds
 from torchtally.checkpoints.objects import Objects
 from torchtally.checkpoints.of_rank_0 import CheckpointsOfRank0
-from torchtally.checkpoints.rounds import Rounds
 from torchtally.errors import Ending, Refused, as_int
 from torchtally.pod import failure
 from torchtally.proof.contract import Contract

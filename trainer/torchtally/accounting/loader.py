@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from torchtally import compat
+from torchtally.accounting.batches.indexed_batch import Taken
 from torchtally.accounting.batches.step_loader import StepLoader
-from torchtally.accounting.batches.taken import Taken
-from torchtally.accounting.ledger.handed import Handed
+from torchtally.accounting.ledger.batch_in_flight import Handed
 from torchtally.accounting.order.sampler import Sampler
 from torchtally.errors import Refused
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch.distributed as dist
 
+from torchtally.checkpoints.collective import on_all, on_rank_0
 from torchtally.checkpoints.manifest import MANIFEST, Manifest, Torn, parse
 from torchtally.checkpoints.manifest import of as manifest_of
 from torchtally.checkpoints.storage import Storage
-from torchtally.checkpoints.together import on_all, on_rank_0
 from torchtally.errors import Refused, Volume
 from torchtally.log import log
 

@@ -15,11 +15,11 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from torchtally.checkpoints import checkpoint_file, in_use
 from torchtally.checkpoints.catalog import Catalog
+from torchtally.checkpoints.collective import new_group, on_rank_0
+from torchtally.checkpoints.coordination import Account, Rounds, check
 from torchtally.checkpoints.manifest import Manifest
 from torchtally.checkpoints.objects import Objects
-from torchtally.checkpoints.rounds import Account, Rounds, check
 from torchtally.checkpoints.storage import Storage
-from torchtally.checkpoints.together import new_group, on_rank_0
 from torchtally.checkpoints.writer import Writer, cause_of
 from torchtally.errors import Refused, Volume
 

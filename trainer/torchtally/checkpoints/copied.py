@@ -10,7 +10,7 @@ from typing import Any
 import torch.distributed as dist
 
 from torchtally import exchange
-from torchtally.checkpoints.together import on_all, on_rank_0
+from torchtally.checkpoints.collective import on_all, on_rank_0
 from torchtally.errors import Refused, Volume
 from torchtally.log import log
 

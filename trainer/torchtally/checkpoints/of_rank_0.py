@@ -11,10 +11,10 @@ import torch.distributed as dist
 
 from torchtally import events
 from torchtally.checkpoints import catalog, checkpoint_file, conditions, in_use
+from torchtally.checkpoints.collective import new_group, on_rank_0
+from torchtally.checkpoints.coordination import Account, Rounds, check
 from torchtally.checkpoints.manifest import MANIFEST
 from torchtally.checkpoints.objects import Objects
-from torchtally.checkpoints.rounds import Account, Rounds, check
-from torchtally.checkpoints.together import new_group, on_rank_0
 from torchtally.errors import Refused, Volume
 from torchtally.log import log
 from torchtally.proof import statement

@@ -21,9 +21,9 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torchtally import events
 from torchtally.checkpoints import conditions
 from torchtally.checkpoints.catalog import Catalog
+from torchtally.checkpoints.collective import new_group, on_all, on_rank_0
 from torchtally.checkpoints.manifest import MANIFEST, File, Manifest
 from torchtally.checkpoints.storage import Storage
-from torchtally.checkpoints.together import new_group, on_all, on_rank_0
 from torchtally.errors import Refused
 from torchtally.log import log
 

@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from torchtally.checks.finding import Finding, bad, good, warning
 from torchtally.errors import Refused
-from torchtally.pod import device, foreseen
+from torchtally.pod import before_launch, device
 
 
 def findings() -> Iterator[Finding]:
@@ -20,7 +20,7 @@ def findings() -> Iterator[Finding]:
     yield good("pytorch", f"{found} with {' and '.join(backends)}")
     yield _gpus()
     try:
-        foreseen.check_environment(None, own=False, gpus=torch.cuda.is_available())
+        before_launch.check_environment(None, own=False, gpus=torch.cuda.is_available())
         yield good("environment", "no variable of PyTorch here ends ranks")
     except Refused as refused:
         yield bad("environment", refused.args[0])

@@ -6,8 +6,8 @@ from typing import Any
 from kubernetes import client
 from kubernetes.client.exceptions import ApiException
 
-from torchtally.cluster.carried import VOLUME, carries
 from torchtally.cluster.job_kinds import TIMEOUT, ClusterJob
+from torchtally.cluster.observer_volume import VOLUME, carries
 
 _PLACE = (
     "jobset.sigs.k8s.io/replicatedjob-name",

@@ -10,7 +10,7 @@ import urllib3
 from kubernetes import client, config
 from kubernetes.client.exceptions import ApiException
 
-from torchtally.cluster import batch_kinds, carried, job_kinds, wait
+from torchtally.cluster import batch_kinds, job_kinds, observer_volume, wait
 from torchtally.cluster.job_kinds import TIMEOUT, ClusterError, ClusterJob, Unreachable
 from torchtally.verifier.log import Complaint, Log, is_whole
 from torchtally.verifier.outcome import Outcome, Unsuccessful
@@ -135,7 +135,7 @@ def _read_pod(log: Log, core: client.CoreV1Api, pod: str, job: ClusterJob) -> No
     with arriving:
         log.read(f"pod {pod}", arriving)
     _add_kept(log, status, pod, job.container)
-    if job.ended and log.observed.count == before and carried.carries(found):
+    if job.ended and log.observed.count == before and observer_volume.carries(found):
         log.complaints.append(Complaint(f"pod {pod} has the observer, and no line of it: {_WHY_SILENT}", no_log=True))
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torchtally_observer
-from torchtally.cluster.carried import VOLUME
+from torchtally.cluster.observer_volume import VOLUME
 
 SOURCE = Path(torchtally_observer.__path__[0])
 NAME = VOLUME  # the ConfigMap's has a hash behind it

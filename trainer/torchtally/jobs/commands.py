@@ -7,10 +7,10 @@ from types import SimpleNamespace
 
 from torchtally.cluster.job_kinds import NoJob
 from torchtally.errors import Refused
-from torchtally.jobs import fetching, files, gathering, rendering, watching
+from torchtally.jobs import fetching, files, gathering, tables, watching
 from torchtally.jobs.cluster import Cluster
-from torchtally.jobs.overview import Overview
-from torchtally.jobs.standing import Standing
+from torchtally.jobs.job_outcome import Standing
+from torchtally.jobs.job_status import Overview
 from torchtally.page import document
 from torchtally.verifier.observation import observation_of, outcome_of
 from torchtally.verifier.verdict import judge
@@ -25,14 +25,14 @@ def list_(options: Options) -> int:
     pods = cluster.pods() if jobs else {}
     overviews = [gathering.briefly(cluster, job, pods) for job in jobs]
     if options.json:
-        rendering.output(
-            rendering.dumped({"namespace": cluster.namespace, "jobs": [rendering.as_json(each) for each in overviews]})
+        tables.output(
+            tables.dumped({"namespace": cluster.namespace, "jobs": [tables.as_json(each) for each in overviews]})
         )
     elif overviews:
-        console = rendering.console()
-        console.print(rendering.jobs(overviews, console.encoding, console.width))
+        console = tables.console()
+        console.print(tables.jobs(overviews, console.encoding, console.width))
     else:
-        rendering.output(f"no PyTorchJob or TrainJob in namespace {cluster.namespace}")
+        tables.output(f"no PyTorchJob or TrainJob in namespace {cluster.namespace}")
     return 0
 
 
@@ -40,10 +40,10 @@ def status(options: Options) -> int:
     """A job now."""
     overview = _overview(options)
     if options.json:
-        rendering.output(rendering.dumped(rendering.as_json(overview)))
+        tables.output(tables.dumped(tables.as_json(overview)))
     else:
-        console = rendering.console()
-        console.print(rendering.whole(overview, console.encoding, console.width))
+        console = tables.console()
+        console.print(tables.whole(overview, console.encoding, console.width))
     return overview.standing.status
 
 
@@ -67,10 +67,10 @@ def fetch(options: Options) -> int:
         job = cluster.job(options.job)
     except NoJob as error:
         source = fetching.of_claim(cluster, options.job, str(error))
-        print(f"torchtally jobs: {error.args[0]}: its PVC is read", file=rendering.errors())
+        print(f"torchtally jobs: {error.args[0]}: its PVC is read", file=tables.errors())
     else:
         if not job.ended:
-            print(f"torchtally jobs: {job.sentence}: its results are not complete", file=rendering.errors())
+            print(f"torchtally jobs: {job.sentence}: its results are not complete", file=tables.errors())
             running = job.progress in ("running", "restarting")
             return (Standing.RUNNING if running else Standing.PENDING).status
         source = fetching.of_job(cluster, job)
@@ -79,11 +79,9 @@ def fetch(options: Options) -> int:
     except OSError as error:
         raise Refused(f"cannot write {error.filename or folder}: {error.strerror}") from error
     except fetching.Wrong as error:
-        print(f"torchtally jobs: {error}", file=rendering.errors())
+        print(f"torchtally jobs: {error}", file=tables.errors())
         return Standing.DISPROVED.status
-    rendering.output(
-        rendering.dumped({"folder": str(folder), "files": names}) if options.json else _copied(folder, names)
-    )
+    tables.output(tables.dumped({"folder": str(folder), "files": names}) if options.json else _copied(folder, names))
     return 0
 
 
@@ -109,7 +107,7 @@ def report(options: Options) -> int:
     except OSError as error:
         raise Refused(f"cannot write {path}: {error.strerror}") from error
     told = f"{outcome}: see {path.absolute().as_uri()}"
-    rendering.output(rendering.dumped({"page": str(path), "outcome": outcome}) if options.json else told)
+    tables.output(tables.dumped({"page": str(path), "outcome": outcome}) if options.json else told)
     return 0
 
 

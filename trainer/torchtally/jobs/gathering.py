@@ -5,13 +5,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from torchtally.cluster import carried, logs
+from torchtally.cluster import logs, observer_volume
 from torchtally.cluster.job_kinds import ClusterError, ClusterJob, Unreachable
-from torchtally.jobs import overview, standing
+from torchtally.jobs import job_outcome, job_status
 from torchtally.jobs.cluster import Cluster, Pod, lives, restarts, waits
 from torchtally.jobs.files import found
-from torchtally.jobs.overview import Overview
-from torchtally.jobs.standing import Standing
+from torchtally.jobs.job_outcome import Standing
+from torchtally.jobs.job_status import Overview
 from torchtally.observed import report as observed
 from torchtally.record.record import Record
 from torchtally.verifier.conclusion import conclusion, summary_of_runs
@@ -55,7 +55,7 @@ def briefly(cluster: Cluster, job: ClusterJob, pods: Pods) -> Overview:
     names = [name for name in expected if name in own] or expected[:1]  # one that is gone, to say so
     first = names[:1] if job.has_leader else names
     logs.read(cluster.core, job, log, first)
-    if (log.observed or any(map(carried.carries, own.values()))) and not log.runs:
+    if (log.observed or any(map(observer_volume.carries, own.values()))) and not log.runs:
         logs.read(cluster.core, job, log, [name for name in expected if name not in first])
     tell(log, job, own)
     return judged(log, job, own)
@@ -65,11 +65,11 @@ def of_files(path: Path) -> Overview:
     """Of logs. Raises Refused."""
     log = read_files(path)
     outcome, sentence = _judgement(log)
-    return overview.of(
+    return job_status.of(
         path.name or str(path),
         log.snapshot,
         at=time.time(),
-        standing=standing.of(outcome, None),
+        standing=job_outcome.of(outcome, None),
         proof=sentence,
     )
 
@@ -85,11 +85,11 @@ def read_files(path: Path) -> Record:
 
 def so_far(log: Record, name: str, job: ClusterJob | None, pods: Pods, warnings: Iterable[str]) -> Overview:
     """Of a job that has not ended, without a judgement: that takes long for many pods."""
-    return overview.of(
+    return job_status.of(
         name,
         log.snapshot,
         at=time.time(),
-        standing=standing.of(Outcome.PENDING, job) if job else Standing.RUNNING,
+        standing=job_outcome.of(Outcome.PENDING, job) if job else Standing.RUNNING,
         **_known(job, pods),
         warnings=warnings,
     )
@@ -118,11 +118,11 @@ def _asked(cluster: Cluster, job: ClusterJob) -> tuple[Pods, list[str]]:
 def judged(log: Record, job: ClusterJob, pods: Pods, warnings: Iterable[str] = ()) -> Overview:
     """Of a job whose logs are read."""
     outcome, sentence = _judgement(log)
-    return overview.of(
+    return job_status.of(
         job.name,
         log.snapshot,
         at=time.time(),
-        standing=standing.of(outcome, job),
+        standing=job_outcome.of(outcome, job),
         proof=sentence,
         silent=[complaint.text for complaint in log.complaints if complaint.no_log] if job.ended else (),
         **_known(job, pods),

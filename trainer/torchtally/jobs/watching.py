@@ -11,12 +11,12 @@ from rich.live import Live
 from torchtally.cluster.job_kinds import Unreachable
 from torchtally.cluster.logs import read
 from torchtally.cluster.wait import Looking
-from torchtally.jobs import gathering, overview, rendering
+from torchtally.jobs import gathering, job_status, tables
 from torchtally.jobs.cluster import Cluster
 from torchtally.jobs.files import Growing, found, parted
 from torchtally.jobs.follow import MOST, Follower
-from torchtally.jobs.overview import Overview
-from torchtally.jobs.standing import Standing
+from torchtally.jobs.job_outcome import Standing
+from torchtally.jobs.job_status import Overview
 from torchtally.record.record import Record
 
 _LOOK = 2.0  # seconds between two looks at the cluster
@@ -29,7 +29,7 @@ class Screen:
     """Where a job is shown while it is watched."""
 
     def __init__(self, *, as_json: bool) -> None:
-        self._json, self._console = as_json, rendering.console()
+        self._json, self._console = as_json, tables.console()
         self._live: Live | None = None
         self._shown: tuple[object, ...] = ()
         self._at = 0.0
@@ -47,10 +47,10 @@ class Screen:
         now = time.monotonic()
         if self._live:
             if now - self._at >= _REDRAW:
-                self._live.update(rendering.whole(overview, self._console.encoding, self._console.width), refresh=True)
+                self._live.update(tables.whole(overview, self._console.encoding, self._console.width), refresh=True)
                 self._at = now
             return
-        does = [pod.does for pod in overview.pods] if self._json else rendering.halted(overview)
+        does = [pod.does for pod in overview.pods] if self._json else tables.halted(overview)
         change = overview.state, overview.attempt, overview.epoch, len(overview.restarts), overview.standing, does
         if change != self._shown or now - self._at >= _LINE:
             self._print(overview)
@@ -61,13 +61,13 @@ class Screen:
         if self._json:
             self._print(overview)
         else:
-            self._console.print(rendering.whole(overview, self._console.encoding, self._console.width))
+            self._console.print(tables.whole(overview, self._console.encoding, self._console.width))
 
     def _print(self, overview: Overview) -> None:
         if self._json:
-            rendering.output(rendering.dumped(rendering.as_json(overview), indent=None))
+            tables.output(tables.dumped(tables.as_json(overview), indent=None))
         else:
-            rendering.output(f"{rendering.clock(overview.at)} {rendering.line(overview)}")
+            tables.output(f"{tables.clock(overview.at)} {tables.line(overview)}")
 
 
 def job(cluster: Cluster, name: str, screen: Screen) -> Standing:
@@ -114,7 +114,7 @@ def logs(path: Path, screen: Screen) -> Standing:
                 growing = files.setdefault(file, Growing(file))
                 for text in growing.lines():
                     log.add_line(*parted(file, text))
-            if overview.over(log.snapshot):
+            if job_status.over(log.snapshot):
                 break
             screen.show(gathering.so_far(log, path.name, None, {}, []))
             time.sleep(_REDRAW)

@@ -13,7 +13,7 @@ import yaml
 from torchtally.errors import Refused
 from torchtally.inject import adding
 from torchtally.inject.observer import map_name
-from torchtally.local import schema, trainjob, webhook, wrapped
+from torchtally.local import nested_jobs, schema, trainjob, webhook
 from torchtally.local.job import LocalJob
 
 API_VERSION, KIND = "kubeflow.org/v1", "PyTorchJob"
@@ -96,7 +96,7 @@ def _objects(documents: list[Any], source: str) -> Iterator[dict[str, Any]]:
         document = _without_nulls(document)
         if problems := [*schema.wrapper_errors(document)]:
             raise Refused(f"{source}: {_title(document)} is invalid: {'; '.join(problems)}")
-        if (inner := wrapped.inside(document)) is not None:
+        if (inner := nested_jobs.inside(document)) is not None:
             yield from _objects([*inner], source)
         else:
             yield document

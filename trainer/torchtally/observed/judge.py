@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from torchtally.observed import data, evaluation_pass, story, stream_pass, training_pass
+from torchtally.observed import across_passes, data, evaluation_pass, stream_pass, training_pass
 from torchtally.observed.data import Data
 from torchtally.observed.finding import Finding, Sign, note, numbers, ranks, right
 from torchtally.observed.line import Handed, Rest
@@ -156,7 +156,7 @@ def _separate(attempt: Attempt) -> Iterator[str]:
 def _loaders(attempt: Attempt, number: int, every: list[Attempt]) -> Iterator[Observed]:
     trains = [each for each in attempt.loaders if _trains(each, attempt)]
     grouped = all(line.process.grouped for line in attempt.lines)
-    leaks = [*story.leaks(attempt, trains)] if grouped else []  # else ranks may train models of their own
+    leaks = [*across_passes.leaks(attempt, trains)] if grouped else []  # else ranks may train models of their own
     for passes in attempt.loaders:
         same = data.of(_of_base(attempt, passes))
         stable = stream_pass.are_stable(passes.numbers.values())
@@ -168,10 +168,10 @@ def _loaders(attempt: Attempt, number: int, every: list[Attempt]) -> Iterator[Ob
         ]
         together = [finding for own, finding in leaks if own is passes]
         if is_training:
-            together += story.of_epochs(passes, attempt.world, same)
+            together += across_passes.of_epochs(passes, attempt.world, same)
             together += _uneven_passes(passes, attempt)
             if number:
-                together += story.of_restart(every[number - 1], Attempt(attempt.lines, [passes]), number)
+                together += across_passes.of_restart(every[number - 1], Attempt(attempt.lines, [passes]), number)
         yield Observed(
             number, _name(passes), is_training, passes.loader.dataset, passes.loader.length, judged, together
         )

@@ -18,7 +18,7 @@ from typing import Any
 
 from torchtally import standard_output
 from torchtally.errors import LOST, REFUSED, RETRIED, SIGNALLED
-from torchtally.pod import lifeline, signals, termination_message
+from torchtally.pod import parent_death, signals, termination_message
 
 _PR_SET_CHILD_SUBREAPER = 36
 _CLEAN_SECONDS = 1  # for Python's resource tracker to remove the shared memory of what has ended
@@ -79,7 +79,7 @@ def run(attempt: Callable[[Callable[[], object]], Any]) -> Any:
 def _attempt(attempt: Callable[[Callable[[], object]], Any], told: int, parent: int) -> Any:
     """In the fork. Returns in a rank alone."""
     os.setsid()  # a terminal would send a signal to this process as well, beside the one that is forwarded
-    lifeline.end_with(parent)
+    parent_death.end_with(parent)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED)
     own = os.getpid()
     found = attempt(lambda: os.write(told, _AGAIN))

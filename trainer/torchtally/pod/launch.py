@@ -29,11 +29,11 @@ from torchtally.log import log
 from torchtally.pod import (
     address,
     attempts,
+    before_launch,
     device,
     failure,
-    foreseen,
-    lifeline,
     observed_lines,
+    parent_death,
     prefork,
     rendezvous,
     signals,
@@ -73,9 +73,9 @@ def launch(
     job = Job.from_env(env)
     if not shutil.which(command[0]):
         raise Refused(f"{command[0]!r} is not a program that can be run here")
-    foreseen.check_command(command)
+    before_launch.check_command(command)
     main = prefork.main_of(module, command) if module else None
-    foreseen.check_environment(
+    before_launch.check_environment(
         env.get("PET_RDZV_BACKEND") if job.elastic else None,
         own=main is not None,
         gpus=Places.from_env(env).device == "cuda",
@@ -126,7 +126,7 @@ def _attempt(
     folder = Path(tempfile.mkdtemp(prefix="torchtally-"))
     _set_environment(job, threads, folder, output or places.output)
     address.keep_on_loopback(job)
-    tied = lifeline.tied(command)
+    tied = parent_death.tied(command)
     if main and prefork.fork(tied, processes, None if given else int(threads)):
         return main
     _silence_agent()

@@ -23,7 +23,7 @@ from threadpoolctl import threadpool_limits
 
 from torchtally import compat, standard_output
 from torchtally.errors import Ending
-from torchtally.pod import lifeline, stacks
+from torchtally.pod import parent_death, stacks
 from torchtally.pod.failure import exit_rank
 from torchtally_observer import process
 
@@ -97,7 +97,7 @@ def fork(command: Sequence[str], count: int, threads: int | None) -> bool:
         sys.stderr.flush()
         pid = os.fork()
         if not pid:
-            lifeline.end_with(agent)
+            parent_death.end_with(agent)
             _wait(there, [here, *(each.connection for each in waiting)], threads)
             return True
         there.close()

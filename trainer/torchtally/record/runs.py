@@ -7,6 +7,7 @@ from dataclasses import asdict, replace
 from torchtally import events
 from torchtally.proof.line import TallyLine
 from torchtally.proof.run_summary import RunSummary
+from torchtally.record.downsampling import Spread
 from torchtally.record.model import (
     Attempt,
     Checkpoint,
@@ -18,7 +19,6 @@ from torchtally.record.model import (
     State,
     Straggler,
 )
-from torchtally.record.thinned import Spread
 from torchtally.verifier import lineage
 from torchtally.verifier.line_groups import Lines, together
 from torchtally.verifier.lineage import Place

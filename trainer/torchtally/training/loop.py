@@ -15,8 +15,8 @@ from tqdm import tqdm
 from torchtally.accounting.account import Account
 from torchtally.accounting.batches.collate import Batch
 from torchtally.accounting.evaluation import evaluate
+from torchtally.checkpoints.coordination import Rounds
 from torchtally.checkpoints.of_rank_0 import CheckpointsOfRank0
-from torchtally.checkpoints.rounds import Rounds
 from torchtally.distributed import ddp, running_stats
 from torchtally.distributed.shared_memory import SharedGradients
 from torchtally.errors import Refused

@@ -18,11 +18,11 @@ from torchtally.proof.rules import short
 from torchtally.proof.run_summary import PhaseSummary, RunSummary
 from torchtally.proof.shard_sizes import ShardSizes, by_fingerprint
 from torchtally.verifier import growth
-from torchtally.verifier.heard import Heard
+from torchtally.verifier.container_logs import Unwrapping
 from torchtally.verifier.line_groups import Lines
+from torchtally.verifier.log_events import Heard
 from torchtally.verifier.outcome import Unsuccessful
 from torchtally.verifier.phrasing import differing
-from torchtally.verifier.wrapped import Unwrapping
 
 # A prefix counts where a line could have begun: before JSON, or cut off right behind itself.
 _START = re.compile(re.escape(PREFIX) + r"(?=\{|\s*$)")

@@ -22,8 +22,8 @@ from torchtally.accounting.batches.collate import (
     whole,
     wrong_sizes,
 )
+from torchtally.accounting.batches.indexed_batch import NOTHING, Taken
 from torchtally.accounting.batches.sizes import copied
-from torchtally.accounting.batches.taken import NOTHING, Taken
 from torchtally.accounting.data.facts import changed_length
 from torchtally.accounting.data.inner import fetched
 from torchtally.accounting.order import randomness

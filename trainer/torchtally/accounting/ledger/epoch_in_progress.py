@@ -7,10 +7,10 @@ import numpy as np
 from torch import Tensor
 
 from torchtally.accounting.batches.collate import Batch
-from torchtally.accounting.batches.taken import Taken
+from torchtally.accounting.batches.indexed_batch import Taken
 from torchtally.accounting.ledger import drops as dropping
+from torchtally.accounting.ledger.batch_in_flight import Handed
 from torchtally.accounting.ledger.drops import Drops
-from torchtally.accounting.ledger.handed import Handed
 from torchtally.accounting.ledger.state import Position
 from torchtally.accounting.ledger.tally import Tally
 from torchtally.accounting.order.drawn import Draw

@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
 from torchtally import compat
+from torchtally.accounting.ledger.batch_in_flight import Handed
 from torchtally.accounting.ledger.epoch_in_progress import EpochInProgress
-from torchtally.accounting.ledger.handed import Handed
-from torchtally.accounting.ledger.named import READ, Named
+from torchtally.accounting.ledger.optimizer_gradients import READ, Named
 from torchtally.errors import Refused
 
 CLEARED = "its gradients were cleared before a step"

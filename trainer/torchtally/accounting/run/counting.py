@@ -11,13 +11,13 @@ from torch.optim.optimizer import Optimizer
 from torch.utils import data
 
 from torchtally.accounting.batches.collate import Batch
+from torchtally.accounting.batches.indexed_batch import Taken
 from torchtally.accounting.batches.step_loader import StepLoader, checked
-from torchtally.accounting.batches.taken import Taken
 from torchtally.accounting.guards.apart import Apart
 from torchtally.accounting.guards.guards import Guards
+from torchtally.accounting.ledger.batch_in_flight import Handed
 from torchtally.accounting.ledger.epoch_in_progress import EpochInProgress
 from torchtally.accounting.ledger.gradients import Gradients
-from torchtally.accounting.ledger.handed import Handed
 from torchtally.accounting.order import randomness
 from torchtally.accounting.proofs.printing import emit_last
 from torchtally.accounting.proofs.proving import enforce, prove
@@ -30,7 +30,7 @@ from torchtally.accounting.run.final import Final
 from torchtally.accounting.run.phases import Phases
 from torchtally.accounting.run.progress import Progress
 from torchtally.accounting.run.reports import Reports
-from torchtally.checkpoints.rounds import Rounds
+from torchtally.checkpoints.coordination import Rounds
 from torchtally.distributed import process_group
 from torchtally.errors import Refused, Unproven
 from torchtally.log import log

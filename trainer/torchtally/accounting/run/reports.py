@@ -20,7 +20,7 @@ from torchtally.accounting.ledger.epoch_in_progress import EpochInProgress
 from torchtally.accounting.ledger.tally import Run
 from torchtally.accounting.proofs.proving import Proof
 from torchtally.accounting.run.phases import Phases
-from torchtally.checkpoints.rounds import Rounds
+from torchtally.checkpoints.coordination import Rounds
 from torchtally.environment import Places
 from torchtally.monitoring.callback import Callback, Callbacks
 from torchtally.monitoring.requested import Requested

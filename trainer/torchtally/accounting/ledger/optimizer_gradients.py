@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import Optimizer
 
 from torchtally import compat
-from torchtally.accounting.ledger.handed import Handed
+from torchtally.accounting.ledger.batch_in_flight import Handed
 from torchtally.checkpoints.objects import local, parameters_of
 
 READ = 8  # accumulations in which gradients on a GPU are read, which waits for it

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torchtally.jobs import starting
-from torchtally.jobs.standing import Standing
+from torchtally.jobs.job_outcome import Standing
 from torchtally.observed.judge import Observation
 from torchtally.record.model import Checkpoint, Epoch, Life, Pod, Progress, Restart, Run, Snapshot, State, Straggler
 

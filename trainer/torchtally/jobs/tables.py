@@ -13,8 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from torchtally.console import show
-from torchtally.jobs.overview import Overview, PodRow
-from torchtally.jobs.standing import Standing
+from torchtally.jobs.job_outcome import Standing
+from torchtally.jobs.job_status import Overview, PodRow
 from torchtally.jobs.starting import Start
 from torchtally.proof import table
 from torchtally.record import sentences

@@ -13,10 +13,10 @@ import torch.distributed as dist
 
 from torchtally import events
 from torchtally.checkpoints import stopping
+from torchtally.checkpoints.collective import on_rank_0
 from torchtally.checkpoints.objects import Hashes, Objects
-from torchtally.checkpoints.reached import Reached
+from torchtally.checkpoints.progress_marker import Reached
 from torchtally.checkpoints.stopping import Stopping
-from torchtally.checkpoints.together import on_rank_0
 from torchtally.errors import Ending, Refused, whole
 from torchtally.log import log
 from torchtally.pod import retries

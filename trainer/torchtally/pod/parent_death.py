@@ -1,6 +1,6 @@
 """A process that ends with its parent, also after kill -9 of that: Linux kills it then.
 
-As a program, `lifeline.py PARENT COMMAND…` becomes the command. It imports nothing from this package.
+As a program, `parent_death.py PARENT COMMAND…` becomes the command. It imports nothing from this package.
 """
 
 import ctypes

@@ -9,7 +9,7 @@ import launched
 import pytest
 
 from torchtally.errors import Refused
-from torchtally.pod import foreseen
+from torchtally.pod import before_launch
 
 LAUNCHED = [
     ("torchrun --nproc-per-node 2 train.py --lr 1", "torchrun", "python train.py --lr 1"),
@@ -29,7 +29,7 @@ LAUNCHED = [
 def test_a_launcher_is_refused_with_what_to_run_in_its_place(command: str, launcher: str, program: str) -> None:
     said = f"{launcher} starts processes itself, and so does torchtally: leave it out, torchtally run -- {program}"
     with pytest.raises(Refused) as refused:
-        foreseen.check_command(shlex.split(command))
+        before_launch.check_command(shlex.split(command))
     assert str(refused.value) == f"{said} [T02]"
 
 
@@ -47,7 +47,7 @@ def test_a_launcher_is_refused_with_what_to_run_in_its_place(command: str, launc
     ],
 )
 def test_other_commands_are_left_alone(command: str) -> None:
-    foreseen.check_command(shlex.split(command))
+    before_launch.check_command(shlex.split(command))
 
 
 def pod(*command: str, **variables: str) -> subprocess.CompletedProcess[str]:

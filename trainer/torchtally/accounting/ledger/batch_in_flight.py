@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from torchtally.accounting.batches.collate import Batch
-from torchtally.accounting.batches.taken import copy_of
+from torchtally.accounting.batches.indexed_batch import copy_of
 from torchtally.proof.permutation import Indices
 
 if TYPE_CHECKING:
