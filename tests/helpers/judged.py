@@ -9,7 +9,7 @@ from bruteforce import Line
 from torchtally.verifier.log import Log
 from torchtally.verifier.verdict import Verdict, judge
 
-UNKNOWN = "the run's last line is missing, so the weights that came of it are unknown"
+NO_END = "incomplete: the run's last line is missing, which says how it has ended, so nothing is proved"
 
 
 def read(text: str) -> Log:

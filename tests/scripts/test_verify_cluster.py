@@ -54,7 +54,8 @@ def test_the_namespace_is_that_of_the_context(server: Server, verify: Verify) ->
 
 def test_a_job_of_a_master_alone(server: Server, verify: Verify) -> None:
     server.job["spec"]["pytorchReplicaSpecs"] = {"Master": {}}
-    server.log("demo-master-0", bruteforce.text(bruteforce.run(world=1)))
+    alone = bruteforce.run(world=1)
+    server.log("demo-master-0", bruteforce.text([*alone, bruteforce.last(alone)]))
     assert verify()[0] == 0
     assert server.asked[1:] == [pod("demo-master-0"), pod("demo-master-0") + "/log?container=pytorch"]
 
@@ -157,10 +158,10 @@ ROLE = "in namespace trial: a role must allow get on"
     [
         ({LOG: refusal(403, "no")}, f"forbidden to read the log of pod demo-worker-1 {ROLE} pods/log ("),
         ({JOB: refusal(403, "no")}, f"forbidden to read PyTorchJob demo {ROLE} pytorchjobs.kubeflow.org ("),
-        ({JOB: MISSING}, "no PyTorchJob demo in namespace trial (ttlSecondsAfterFinished deletes old ones)\n"),
+        ({JOB: MISSING}, "no PyTorchJob demo in namespace trial (ttlSecondsAfterFinished deletes old ones) [T23]"),
         ({JOB: MISSING, TRAIN_JOB: NO_TRAIN_JOB}, "no PyTorchJob or TrainJob demo in namespace trial"),
         ({JOB: UNKNOWN}, "this cluster does not know PyTorchJobs or TrainJobs: is the training operator or Kubeflow "),
-        ({JOB: refusal(401, "Unauthorized")}, "cannot read PyTorchJob demo in namespace trial: 401 Unauthorized\n"),
+        ({JOB: refusal(401, "Unauthorized")}, "cannot read PyTorchJob demo in namespace trial: 401 Unauthorized [T23]"),
     ],
 )
 def test_what_cannot_be_read(server: Server, verify: Verify, answers: dict[str, Any], said: str) -> None:
@@ -225,7 +226,7 @@ def train_job(server: Server, *nodes: tuple[int, str], state: str = "Complete", 
         made = f"2026-01-01T00:00:{age:02}Z"
         pods.append({"metadata": {"name": name, "creationTimestamp": made, "labels": labels}})
         server.phase(name, "Succeeded")
-        mine = [line for line in LINES if line["pod"] == PODS[node]]
+        mine = [line for line in [*LINES, LAST] if line["pod"] == PODS[node]]
         server.answers[pod(name) + "/log?container=node"] = 200, bruteforce.text(mine)
     server.answers[NODES] = 200, {"kind": "PodList", "items": pods[::-1]}
 

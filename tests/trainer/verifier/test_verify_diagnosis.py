@@ -37,7 +37,7 @@ def quiet(lines: list[Line], rank: int | str) -> list[str]:
     found = next(
         each for each in sentences(lines) if each.startswith(f"train epoch 1: {name} nothing lost or duplicated")
     )
-    return found.partition(" doubled: ")[2].split("; ")
+    return found.partition(" duplicated: ")[2].split("; ")
 
 
 def again(first: int, last: int) -> Any:
@@ -158,7 +158,7 @@ def test_single_samples_of_all_ranks() -> None:
 def test_indices_of_no_sample_may_be_named() -> None:
     lines = bruteforce.run(plan={"train": 1}, consume=of_rank(2, lambda shard: [*shard, -1, 60]))
     found = sentences(lines)
-    assert "train epoch 1: rank 2: 0 lost, 2 (-1, 60) doubled, 2 of them outside of the dataset" in found
+    assert "train epoch 1: rank 2: 0 lost, 2 (-1, 60) duplicated, 2 of them outside of the dataset" in found
     assert len(found) == 2  # and all ranks with it
     line(lines, 2)["doubled_indices"] = [-1, 60, 61]
     assert '"doubled_indices" is [-1, 60, 61], allowed is a list of at most 2' in sentences(lines)[0]

@@ -64,7 +64,7 @@ def test_a_lost_and_a_doubled_sample_are_named() -> None:
             return shard
         return [*(sample for sample in shard if sample != lost), doubled]
 
-    assert f"train epoch 1: rank 2: 1 ({lost}) lost, 1 ({doubled}) doubled" in sentences(
+    assert f"train epoch 1: rank 2: 1 ({lost}) lost, 1 ({doubled}) duplicated" in sentences(
         bruteforce.run(consume=consume, local=LOCAL)
     )
     lines = bruteforce.run(consume=consume, local=LOCAL)

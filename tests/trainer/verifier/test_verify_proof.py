@@ -97,7 +97,7 @@ def test_a_rank_local_shuffle_that_only_counts_is_found_by_its_digest() -> None:
 def test_a_sample_taken_three_times_too_many_is_named_once() -> None:
     lines = bruteforce.run(consume=lambda phase, epoch, rank, shard: shard + shard[:1] * 3 if rank == 0 else shard)
     bad = line(lines, 0)
-    said = f"rank 0: 0 lost, 3 ({bad['doubled_indices'][0]}, some more than once) doubled"
+    said = f"rank 0: 0 lost, 3 ({bad['doubled_indices'][0]}, some more than once) duplicated"
     assert f"train epoch 1: {said}" in sentences(lines)
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import bruteforce
 import pytest
-from judged import UNKNOWN, changed, sentences, verdict
+from judged import changed, sentences, verdict
 
 from torchtally.verifier.verdict import UnknownRun
 
@@ -70,7 +70,7 @@ def test_one_of_two_runs_is_chosen() -> None:
     lines = bruteforce.run() + bruteforce.run(run="aaaaaaaaaaaa")[:7]
     chosen = verdict(lines, run="3f9c2a7b10de")
     assert chosen.holds
-    assert chosen.notes == ["run aaaaaaaaaaaa (7 lines) is in the same log and was ignored", UNKNOWN]
+    assert chosen.notes == ["run aaaaaaaaaaaa (7 lines) is in the same log and was ignored"]
     assert not verdict(lines, run="aaaaaaaaaaaa").holds
 
 

@@ -49,7 +49,7 @@ def _report(verdict: Verdict) -> dict[str, Any]:
         lines.append(values)
     return {
         "outcome": verdict.outcome,
-        "holds": verdict.holds,
+        "holds": verdict.outcome is Outcome.PROVED,
         "run": verdict.run,
         "attempt": verdict.attempt,
         "last_line": verdict.last is not None,
@@ -92,7 +92,7 @@ def _text(verdict: Verdict, good: str, bad: str) -> str:
         text.append("")
     text += [f"note: {note}" for note in verdict.notes]
     text += [f"{bad} {problem}" for problem in verdict.problems]
-    text.append(f"{good if verdict.holds else bad} {conclusion(verdict)}")
+    text.append(f"{good if verdict.outcome is Outcome.PROVED else bad} {conclusion(verdict)}")
     return "\n".join(text)
 
 
