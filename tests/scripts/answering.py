@@ -49,7 +49,7 @@ class Server:
         self.answers[TRAIN_JOB] = UNKNOWN
         for index, name in enumerate(PODS):
             self.phase(name, "Succeeded")
-            mine = [line for line in [*LINES, LAST] if line["pod"] == name]
+            mine = [line for line in LINES if line["pod"] == name]
             assert mine[0]["rank"] == index
             self.log(name, bruteforce.text(mine))
 
