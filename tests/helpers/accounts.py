@@ -13,6 +13,7 @@ import pytest
 import ranks
 import torch
 import torch.distributed as dist
+from messages import plain
 from squares import Squares
 from torch.distributed.distributed_c10d import Store
 
@@ -56,7 +57,7 @@ def _as_rank(rank: int, world: int, store: Store, cases: Iterable[Case]) -> list
                 os.environ.clear()
                 os.environ.update(environment)
         printed, lines = out.getvalue(), tallies(out.getvalue())[0]
-        found.append({"result": result, "lines": lines, "out": printed, "code": code, "err": err.getvalue()})
+        found.append({"result": result, "lines": lines, "out": printed, "code": code, "err": plain(err.getvalue())})
     return found
 
 

@@ -12,6 +12,7 @@ import ranks
 import torch
 import torch.distributed as dist
 from accounts import alone, as_rank, run
+from messages import plain
 from witness import Noisy
 
 from torchtally import Account, Refused, Unproven
@@ -83,7 +84,7 @@ def test_exceptions_become_exit_codes_where_the_program_asks_for_them(how: str, 
     assert (ended.returncode, "Traceback" in ended.stderr) == (code, False), ended.stderr
     assert ended.stdout.count("a hook of the program:") + ended.stdout.count("a later hook:") == (out != "")
     assert out in ended.stdout
-    assert ended.stderr.count(err) == 1 or err == ""
+    assert plain(ended.stderr).count(err) == 1 or err == ""
 
 
 UNCAUGHT = """
@@ -99,8 +100,8 @@ def test_without_a_launcher_an_error_is_an_exception_and_the_message_of_the_pod(
     message.touch()
     ended = ends(UNCAUGHT, TORCHTALLY_TERMINATION_LOG=str(message), HOSTNAME="alone")
     assert ended.returncode == 1
-    assert ended.stderr.splitlines()[-1].endswith(f"torchtally.errors.Refused: {BAD}")
-    assert message.read_text() == f"rank 0 (alone): {BAD}"
+    assert plain(ended.stderr).splitlines()[-1].endswith(f"torchtally.errors.Refused: {BAD}")
+    assert plain(message.read_text()) == f"rank 0 (alone): {BAD}"
 
 
 def catches() -> None:
@@ -140,9 +141,13 @@ def test_a_program_without_a_launcher_and_a_process_group_is_a_world_of_one() ->
 def test_a_launched_program_without_a_process_group_is_told_what_lacks() -> None:
     ended = ends(ONE, RANK="0", WORLD_SIZE="2")
     assert ended.returncode == 1
-    assert ended.stderr.splitlines()[-1].endswith(
-        "Refused: the program has no process group, and RANK, WORLD_SIZE are set: call "
-        "torch.distributed.init_process_group before you make an Account, which needs MASTER_ADDR, MASTER_PORT as well"
+    assert (
+        plain(ended.stderr)
+        .splitlines()[-1]
+        .endswith(
+            "Refused: the program has no process group, and RANK, WORLD_SIZE are set: call "
+            "torch.distributed.init_process_group before you make an Account, which needs MASTER_ADDR, MASTER_PORT as well"
+        )
     )
     with pytest.raises(Refused, match="not set: RANK, LOCAL_RANK, LOCAL_WORLD_SIZE, TORCHELASTIC_RESTART_COUNT; start"):
         Process.from_env({"WORLD_SIZE": "2"})
@@ -173,7 +178,7 @@ def test_ranks_of_mp_spawn_need_no_variables_of_a_launcher(how: str, tmp_path: P
     ended = subprocess.run(command, env=launched.environment(), capture_output=True, text=True)
     assert ended.returncode == (how == "refused"), ended.stderr
     assert ("✓ every sample exactly once" in ended.stdout) == (how == "right")
-    assert how == "right" or f"torchtally.errors.Refused: {BAD}\n" in ended.stderr
+    assert how == "right" or f"torchtally.errors.Refused: {BAD}\n" in plain(ended.stderr)
 
 
 # Other ranks.

@@ -95,7 +95,7 @@ def trains(loop: Loop, **options: Any) -> list[int]:
 LOOPS: list[tuple[Loop, int, str]] = [
     (looks_first, 0, ""),
     (fetches_beyond_the_plan, 0, ""),
-    (goes_on_with_the_first_iterator, 2, "the loop has begun it again, and goes on with its first iterator"),
+    (goes_on_with_the_first_iterator, 2, "the loop has begun it again, and continues with its first iterator"),
     (leaves_a_trained_batch, 3, "the loop left the epoch in step 1 of 3"),
     (trains_beyond_the_plan, 2, "train epoch 4 must be one of the plan's, 1 to 3"),
     (passes_without_a_loss, 3, "train epoch 1 is not proved"),

@@ -8,6 +8,7 @@ import signal
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -528,7 +529,7 @@ def draws(cases: int) -> None:
         rows = [sum(len(own[step]) for own, _ in gathered) for step in range(draw.steps)]
         assert [samples for samples, _ in known] == [0, *itertools.accumulate(rows)] and draw.batch == max(rows)
         skip = numbers.randint(0, draw.steps)
-        rest = sampler.draw(1, skip)
+        rest = sampler.draw(1, SimpleNamespace(start=0, steps=skip, world=world, drawn=known[skip]))
         assert [step.tolist() for step in rest.arrays()] == steps[0][skip:]
         assert rest.taken(skip).tolist() == [*itertools.chain(*steps[0][:skip])]
         # Another sample, or two in another order, are known from that step on.

@@ -178,7 +178,7 @@ class DrawnSampler:
                 f"{where}: the peers of data-parallel rank {peers[0]} must draw the same, and draw other samples"
             )
         same = all(drawn == of_rank[0] for drawn in of_rank.values())
-        self._count = len(batches)
+        self._count = len(batches) if same else None
         self._whole = self._turns(epoch, 0, batches) if same else self._own(epoch, batches, of_rank)
         self.schedule = self._whole
         if made and made.drawn:
@@ -199,7 +199,7 @@ class DrawnSampler:
 
     def made(self, made: Made) -> int:
         """The steps of an epoch that a part of it stands for."""
-        if made.world == self.world and not made.start:
+        if self._count is None or (made.world == self.world and not made.start):
             return made.steps
         left = max(0, self._count - made.start - made.steps * made.world)
         return self._whole.steps - -(-left // self.world)

@@ -174,7 +174,8 @@ class Attempt:
         if not isinstance(error, Ending) and lost_a_peer(f"{type(error).__name__}: {error}"):
             error = Lost(f"another rank went away ({str(error).splitlines()[0]})")
         if isinstance(error, Lost):
-            error = self._failures.first() or error
+            first = self._failures.first()  # which can be this one
+            error = first if first and str(error) not in str(first) else error
         self.tell(error)
         return error
 
