@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 from localjobs import container, pod_spec, pytorchjob, run_script, write
+from messages import plain
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -97,7 +98,7 @@ def test_reads_stdin() -> None:
     ended = run_script("-", stdin=yaml.safe_dump(pytorchjob("echo hello")))
     assert ended.stdout == "[demo-master-0] hello\n"
     ended = run_script("-", stdin="")
-    assert ended.stderr == "torchtally local: stdin: no PyTorchJob and no TrainJob in it, only nothing\n"
+    assert plain(ended.stderr) == "torchtally local: stdin: no PyTorchJob and no TrainJob in it, only nothing\n"
 
 
 def test_outcome_as_json(tmp_path: Path) -> None:
@@ -158,7 +159,7 @@ def test_a_log_has_all_lines_and_the_terminal_those_for_people(tmp_path: Path) -
 def test_a_log_that_cannot_be_written_is_refused_before_the_job_runs(tmp_path: Path) -> None:
     log = tmp_path / "no" / "job.log"
     ended = run_script(write(tmp_path, pytorchjob(f"touch {tmp_path}/ran", policy="Never")), "--log", str(log))
-    assert (ended.returncode, ended.stderr) == (
+    assert (ended.returncode, plain(ended.stderr)) == (
         2,
         f"torchtally local: --log {log} cannot be written: No such file or directory\n",
     )

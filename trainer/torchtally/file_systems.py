@@ -31,6 +31,10 @@ def as_os_errors() -> Iterator[None]:
         raise OSError(f"{type(error).__name__}: {error}") from None
 
 
+class Missing(Refused):
+    """There is no such file or object."""
+
+
 @contextmanager
 def reading(url: str) -> Iterator[None]:
     """Turn what libraries raise while they read `url` into Refused, or Volume if another attempt can succeed."""
@@ -40,7 +44,7 @@ def reading(url: str) -> Iterator[None]:
         raise
     except Exception as error:
         if isinstance(error, FileNotFoundError):
-            raise Refused(f"{url} does not exist") from None
+            raise Missing(f"{url} does not exist") from None
         kind, said = type(error).__name__, getattr(error, "response", None) or {}
         code = said.get("Error", {}).get("Code") if isinstance(said, dict) else None  # botocore's
         # What was read is wrong, or a library was used wrongly.

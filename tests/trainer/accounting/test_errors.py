@@ -146,7 +146,8 @@ def test_a_launched_program_without_a_process_group_is_told_what_lacks() -> None
         .splitlines()[-1]
         .endswith(
             "Refused: the program has no process group, and RANK, WORLD_SIZE are set: call "
-            "torch.distributed.init_process_group before you make an Account, which needs MASTER_ADDR, MASTER_PORT as well"
+            "torch.distributed.init_process_group before you make an Account, which needs MASTER_ADDR, MASTER_PORT as "
+            "well"
         )
     )
     with pytest.raises(Refused, match="not set: RANK, LOCAL_RANK, LOCAL_WORLD_SIZE, TORCHELASTIC_RESTART_COUNT; start"):

@@ -119,7 +119,7 @@ def test_objects_of_other_names_are_refused(tmp_path: Path) -> None:
     run(1, only_dies, tmp_path, 3)
     for each in run(1, changes, tmp_path / "of rank 0"):
         assert each["code"] == 2
-        assert "does not fit this job: it holds {" in each["err"]
+        assert "cannot be taken up: it holds {" in each["err"]
 
 
 class Other(torch.optim.SGD):
@@ -145,7 +145,7 @@ def goes_on_otherwise(folder: Path, how: str) -> bool:
 @pytest.mark.parametrize(
     ("how", "sentence"),
     [
-        ("kind", "does not fit this job: it holds {"),
+        ("kind", "cannot be taken up: it holds {"),
         ("all", "are those of rank 0: pass of_rank_0=True, or choose another folder"),
     ],
 )

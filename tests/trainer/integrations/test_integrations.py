@@ -372,8 +372,8 @@ UNUSED = "of the 26 batches that were handed out, no step of an optimizer has us
         (ACCELERATE, ["4", "unmarked"], 3, f"of 2 {UNUSED}"),
         (KERAS, ["3", "no callback"], 3, COMMIT),
         (KERAS, ["3", "unbuilt"], 2, "call model.test_on_batch(inputs, labels) with any samples"),
-        (KERAS, ["3", "accumulates"], 2, "gradient_accumulation_steps must be None"),
-        (KERAS, ["3", "accumulates, scaled"], 2, "gradient_accumulation_steps must be None"),
+        (KERAS, ["3", "accumulates"], 2, "gradient_accumulation_steps=4 must be None"),
+        (KERAS, ["3", "accumulates, scaled"], 2, "gradient_accumulation_steps=4 must be None"),
     ],
 )
 def test_half_of_an_adapter_is_no_proof(

@@ -113,7 +113,7 @@ def test_images_in_tar_files_are_those_of_the_folder(data: Path, tars: Path) -> 
             r"train/000\.tar: 0000\.cls \(--data\) must be the number of a class, from 0, and is b'cat'",
         ),
         ((1, 2), {}, "has no sample of the class 0, and has one of 2"),
-        ((0, 0), {}, r"val \(--data\) has a sample of the class 1, and \S+train has none"),
+        ((0, 0), {}, r"val \(--data\) has a sample of the class 1, and \S+train none"),
         (
             (0, 1),
             {"jpg": b"x"},

@@ -93,9 +93,7 @@ class Checkpoints(Rounds):
         except CheckpointException as error:
             raise Volume(f"the checkpoint {url} cannot be read: {cause_of(error)}") from None
         except Refused as error:
-            raise Refused(
-                f"the checkpoint {url} does not fit this job: {error}; use what saved it, or another folder"
-            ) from None
+            raise Refused(f"the checkpoint {url} cannot be taken up: {error}") from None
         self._account.discarded = manifest.discarded
         self._resumes(url, manifest.attempt, manifest.epoch, manifest.position, manifest.consumed)
         return True

@@ -20,6 +20,7 @@ from webdataset.tariterators import base_plus_ext
 
 from torchtally.atomic_file import replace
 from torchtally.errors import Refused
+from torchtally.file_systems import Missing
 from torchtally.log import log
 from torchtally.streams.files import Files, Opener, basename, check_distinct, expanded, of_each, part, without_place
 from torchtally.streams.shards import Shards
@@ -154,10 +155,8 @@ def _samples_in(url: str) -> int:
     index = _index_of(url)
     try:
         first = part(index, 0, _FIRST_LINE).decode().partition("\n")[0]
-    except Refused as refused:
-        if not str(refused).endswith("does not exist"):
-            raise
-        raise Refused(f"{refused}: `python -m torchtally.streams.webdataset {basename(url)}` makes it") from None
+    except Missing as missing:
+        raise Refused(f"{missing}: `python -m torchtally.streams.webdataset {basename(url)}` makes it") from None
     version, _, number = first.partition(" ")
     if version != _VERSION or not number.isdecimal():
         raise Refused(f"{index} begins with {first!r}, and must begin with {_VERSION!r} and the number of samples")

@@ -20,7 +20,7 @@ class Replaced(Guard):
     finds = (
         "Weights that are written to after the last step of an epoch, such as those of an earlier epoch or an average "
         "that take their place, where a checkpoint is saved, the run ends, or `write_proof()` is called. The last line "
-        "says so if the next epoch goes on with them"
+        "says so if the next epoch continues from them"
     )
     costs = "A copy of up to 3 small parameters of each optimizer, after the steps 1, 2, 4, 8, … and the last"
     refuses = (
