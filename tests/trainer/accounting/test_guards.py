@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from accounts import alone, assert_ends, in_turn, run, tallied, verified
+from messages import plain
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
@@ -394,7 +395,7 @@ def test_an_unknown_guard_is_refused_with_the_names_of_all(subtests: pytest.Subt
     for text in texts:
         with pytest.raises(Refused) as refused:
             switched_off({"TORCHTALLY_GUARDS": text})
-        said.append(str(refused.value))
+        said.append(plain(str(refused.value)))
         assert repr(text) in said[-1]
         assert all(f"-{each.name}" in said[-1] for each in GUARDS)
     assert_ends(
