@@ -21,7 +21,8 @@ from torchtally.verifier.verdict import judge
 
 SCRIPT = Path(__file__).parents[2] / "scripts/verify_shards.py"
 LINES = bruteforce.run()
-TEXT = bruteforce.text(LINES)
+LAST = bruteforce.text([bruteforce.last(LINES)])
+TEXT = bruteforce.text(LINES) + LAST
 
 
 @pytest.fixture
@@ -51,13 +52,14 @@ def refused(capsys: pytest.CaptureFixture[str], *args: object) -> str:
 
 def test_a_file_a_folder_and_standard_input(log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ranks = [bruteforce.text([line for line in LINES if line["rank"] in own]) for own in ((0, "all"), (1,), (2, 3))]
+    ranks[0] += LAST
     folder = tmp_path / "logs"
     (folder / "deeper").mkdir(parents=True)
     for name, text in zip(("master.log", "deeper/one.log", "deeper/two.log"), ranks, strict=True):
         (folder / name).write_text(text)
     ended = script("-", stdin=TEXT)
     assert (ended.returncode, ended.stderr) == (0, "")
-    assert ended.stdout.endswith("✓ the proof holds: run 3f9c2a7b10de, 4 ranks, train 2 epochs, test 2 epochs\n")
+    assert "✓ the proof holds: run 3f9c2a7b10de, 4 ranks, train 2 epochs, test 2 epochs" in ended.stdout
     for paths in ([log], [folder], [folder / "deeper", log]):
         assert verify.main([*map(str, paths)]) == 0
         assert capsys.readouterr().out == ended.stdout
@@ -94,7 +96,8 @@ def test_options_reach_the_verdict(log: Path, capsys: pytest.CaptureFixture[str]
     assert verify.main([str(log), "--expect-per-pod", "16"]) == 1
     log.write_text(TEXT + bruteforce.text(bruteforce.run(run="another")[:-1]))
     assert verify.main([str(log)]) == 3
-    log.write_text(TEXT + bruteforce.text(bruteforce.run(run="another")))
+    another = bruteforce.run(run="another")
+    log.write_text(TEXT + bruteforce.text([*another, bruteforce.last(another)]))
     assert verify.main([str(log)]) == 0
     assert verify.main([str(log), "--run", "another"]) == 0
     capsys.readouterr()
@@ -113,7 +116,7 @@ def test_bad_input(log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert refused(capsys, missing) == f"torchtally verify: cannot read {missing}: No such file or directory"
     (tmp_path / "empty").mkdir()
     assert refused(capsys, tmp_path / "empty") == f"torchtally verify: the folder {tmp_path / 'empty'} holds no file"
-    said = "torchtally verify: no tally line of run another; found: 3f9c2a7b10de (20 lines)"
+    said = "torchtally verify: no tally line of run another; found: 3f9c2a7b10de (21 lines)"
     assert refused(capsys, log, "--run", "another") == said
     assert refused(capsys, log, "--expect-per-pod", "-1").endswith("--expect-per-pod is -1, must be 0 or more")
     assert "invalid int value: 'many'" in refused(capsys, log, "--expect-per-pod", "many")

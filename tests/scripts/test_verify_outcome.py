@@ -78,7 +78,7 @@ def test_an_attempt_after_the_last_line_is_incomplete() -> None:
 
 def test_pods_that_must_have_consumed_a_number_of_samples() -> None:
     lines = bruteforce.run(plan=PLAN, ranks_per_pod=2)
-    assert outcome(lines, expect_per_pod=30) == "proved"
+    assert outcome([*lines, bruteforce.last(lines)], expect_per_pod=30) == "proved"
     assert outcome(lines, expect_per_pod=31) == "disproved"
     one = [each for each in lines if (each["rank"], each["epoch"]) != (0, 3)]  # its pod has too few for that alone
     assert outcome(one, expect_per_pod=30) == "incomplete"
