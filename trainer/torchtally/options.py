@@ -109,6 +109,11 @@ class Training:
         """The options that the weights depend on: a checkpoint made with other ones belongs to another training."""
         return {name: value for name, value in vars(self).items() if name not in _WITHOUT_EFFECT_ON_WEIGHTS}
 
+    def common(self) -> dict[str, Any]:
+        """What all ranks must have in common, for the handshake."""
+        shared = {name: value for name, value in vars(self).items() if name not in ("data", "output", "seed")}
+        return {"seed": self.seed, "options": shared}
+
     def model_options(self) -> dict[str, Any]:
         """The options that define the model."""
         return {name: getattr(self, name) for name in self.names_of_model_options()}

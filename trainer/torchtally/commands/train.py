@@ -44,9 +44,7 @@ def _run(name: str, options: Training) -> None:
 
 def _fit(task: Task, name: str, options: Training, output: Path) -> None:
     """Train in the loop, from the newest checkpoint if there is one, and write the model and its proof."""
-    compared = {name: value for name, value in vars(options).items() if name not in ("data", "output", "seed")}
-    facts = {"seed": options.seed, "options": compared}
-    context = set_up(task, options.data, facts, lambda: artifacts.prepare(output))
+    context = set_up(task, options.data, options.common(), lambda: artifacts.prepare(output))
     device = context.device
     identity = artifacts.training(name, options, task.fingerprint)
     with Account(name, plan={"train": options.epochs, "test": options.epochs}, seed=options.seed) as account:

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator
 
-from torchtally.observed import remedies, sets
+from torchtally.observed import causes, sets
+from torchtally.observed.causes import Lines
 from torchtally.observed.data import Data
 from torchtally.observed.finding import Finding, fault, note, right
-from torchtally.observed.remedies import Lines
 from torchtally.observed.shares import Shares
 from torchtally.observed.training_pass import Counted
 
@@ -31,9 +31,9 @@ def _found(lines: Lines, shares: Shares) -> Iterator[Finding]:
         yield note("all evaluate", f"each rank evaluates all {shares.size} samples")
     elif len({line.order for line in lines.values()}) < len(lines):
         yield note("alike", "ranks evaluate the same samples in the same order")
-    elif shares.lost.share > _SOME and shares.doubled.share > _SOME and remedies.is_plain(lines):
+    elif shares.lost.share > _SOME and shares.doubled.share > _SOME and causes.is_plain(lines):
         told = f"{shares.lost} are evaluated by no rank, and {shares.doubled} by more than one"
-        yield fault("overlap", f"{told}: {remedies.of_overlap(lines)}")
+        yield fault("overlap", f"{told}: {causes.of_overlap(lines)}")
     elif extra > 0 and (shares.one_part or not shares.parts_overlap.hits):
         counts = "counts" if extra == 1 else "count"
         yield note(
@@ -41,5 +41,5 @@ def _found(lines: Lines, shares: Shares) -> Iterator[Finding]:
             f"{extra} of {shares.size} samples {counts} twice in this evaluation unless the program drops them, as "
             "Accelerate's gather_for_metrics does",
         )
-    elif extra < 0 and not remedies.chooses(lines) and (shares.one_part or not shares.parts_overlap.hits):
+    elif extra < 0 and not causes.chooses(lines) and (shares.one_part or not shares.parts_overlap.hits):
         yield note("dropped", f"this pass leaves out {-extra} of {shares.size} samples")

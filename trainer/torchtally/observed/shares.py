@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from torchtally.observed import sets
+from torchtally.observed.causes import Lines
 from torchtally.observed.line import Samples
-from torchtally.observed.remedies import Lines
 from torchtally.observed.sets import Amount
 
 

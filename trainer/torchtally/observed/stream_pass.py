@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 
+from torchtally.observed.causes import Lines
 from torchtally.observed.finding import Finding, fault, note, ranks, right
 from torchtally.observed.line import Handed
-from torchtally.observed.remedies import Lines
 from torchtally.observed.training_pass import Counted
 from torchtally_observer.streams import KEPT
 

@@ -4,10 +4,10 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from torchtally.observed import remedies, sets
+from torchtally.observed import causes, sets
+from torchtally.observed.causes import Lines
 from torchtally.observed.data import Data
 from torchtally.observed.finding import Finding, Sign, fault, note, numbers, ranks, right
-from torchtally.observed.remedies import Lines
 from torchtally.observed.sets import Amount
 from torchtally.observed.shares import Shares
 
@@ -42,7 +42,7 @@ def judge(lines: Lines, data: Data, world: int, elsewhere: int) -> Counted:
         return Counted((note("some", f"{_verb(lines, 'has', 'have')} this pass alone, of {world}: not judged"),))
     if data in (Data.DIFFERENT, Data.UNKNOWN):
         return Counted((_of_own_data(lines, data),))
-    if remedies.replaces(lines):
+    if causes.replaces(lines):
         return _replacing(lines, shares)
     counted = _divided(lines, shares, world)
     unheld = shares.unheld(elsewhere)
@@ -58,7 +58,7 @@ def _alone(lines: Lines, shares: Shares) -> Counted:
     if shares.once:
         return Counted((right("each sample once"),), shares.size, Amount(0, 1, 1), Amount(0, 1, 1))
     found = [*_left(lines, shares)]
-    if not found and remedies.replaces(lines):
+    if not found and causes.replaces(lines):
         found = [_share_drawn(shares)]
     if not found:
         found = [note("alone", f"{shares.all_handed.count} samples are handed out of {shares.size}")]
@@ -70,7 +70,7 @@ def _of_own_data(lines: Lines, data: Data) -> Finding:
         attributes = {line.base.attributes for line in lines.values() if line.base}
         whole = all(line.whole for line in lines.values())
         divided = all(line.sampler.get("num_replicas") == line.process.world for line in lines.values())
-        if divided and (sentence := remedies.seeds(lines)):
+        if divided and (sentence := causes.seeds(lines)):
             return fault("seeds", f"the shards overlap: {sentence}")
         if whole and divided and len(attributes) > 1 and _halves(lines):
             return note(
@@ -92,7 +92,7 @@ def _of_own_data(lines: Lines, data: Data) -> Finding:
 
 def _halves(lines: Lines) -> bool:
     """Whether samplers hand out the share of one rank."""
-    return remedies.divides(lines) and all(
+    return causes.divides(lines) and all(
         line.base and line.base.length and line.samples < 0.75 * line.base.length for line in lines.values()
     )
 
@@ -126,7 +126,7 @@ def _divided(lines: Lines, shares: Shares, world: int) -> Counted:
     if shares.one_part and len(everything) == world:
         doubled = Amount(shares.size, shares.size, shares.size)
         order = " in the same order" if len(classes) == 1 else ""
-        why = remedies.places(lines) or _SAMPLER
+        why = causes.places(lines) or _SAMPLER
         text = f"each rank is handed all {shares.size} samples{order}, and no sampler divides them: {why}"
         if not _peers(lines, classes):
             return Counted((fault("not sharded", text),), shares.size, Amount(0, shares.size, shares.size), doubled)
@@ -156,7 +156,7 @@ def _groups(lines: Lines, some: list[int]) -> list[tuple[int, ...]]:
 
 def _all_alike(lines: Lines, shares: Shares) -> Finding:
     count = shares.handed[min(lines)].count
-    why = remedies.places(lines) or _SAMPLER
+    why = causes.places(lines) or _SAMPLER
     others = f", and {shares.lost} go to no rank" if shares.lost.hits else ""
     if not all(line.whole for line in lines.values()):
         others = ""
@@ -171,7 +171,7 @@ def _of_classes(lines: Lines, shares: Shares, classes: list[list[int]]) -> Count
     assert rest
     if not _peers(lines, classes) and ((rest.lost.hits and not rest.once) or _is_local(lines)):
         others = f", and {shares.lost} go to no rank" if shares.lost.hits else ""
-        why = remedies.places(lines) or "pass rank=dist.get_rank() and its world size to the sampler"
+        why = causes.places(lines) or "pass rank=dist.get_rank() and its world size to the sampler"
         found = fault("alike", f"{told}{others}: {why}")
         return Counted((found,), shares.size, shares.lost, shares.doubled)
     meant = "as their process groups say" if _peers(lines, classes) else "right if they hold parts of one model"
@@ -191,8 +191,8 @@ def _uneven(lines: Lines, shares: Shares, world: int) -> Iterator[Finding]:
     lost, doubled = shares.lost, shares.doubled
     whole = all(line.whole for line in lines.values())
     if not whole:
-        if doubled.share > _SOME and remedies.is_plain(lines):
-            yield fault("overlap", f"{doubled} go to more than one rank: {remedies.of_overlap(lines)}")
+        if doubled.share > _SOME and causes.is_plain(lines):
+            yield fault("overlap", f"{doubled} go to more than one rank: {causes.of_overlap(lines)}")
         yield from _left(lines, shares)
         return
     apart = not shares.one_part and shares.parts_overlap.share <= _SOME
@@ -211,9 +211,9 @@ def _uneven(lines: Lines, shares: Shares, world: int) -> Iterator[Finding]:
         yield _own_splits(lines, shares)
     elif lost.share > _SOME and doubled.share > _SOME:
         yield _may_be_meant(lines, "overlap", f"{lost} go to no rank, and {doubled} to more than one", shares)
-    elif extra < 0 and remedies.chooses(lines) and not doubled.hits:
+    elif extra < 0 and causes.chooses(lines) and not doubled.hits:
         yield note(
-            "chosen", f"{-extra} of {shares.size} samples are not among those that {remedies.names(lines)} hands out"
+            "chosen", f"{-extra} of {shares.size} samples are not among those that {causes.names(lines)} hands out"
         )
     elif extra < 0 and -extra > steps + world:
         yield _may_be_meant(lines, "lost", f"{-extra} of {shares.size} samples go to no rank", shares)
@@ -228,20 +228,20 @@ def _uneven(lines: Lines, shares: Shares, world: int) -> Iterator[Finding]:
 
 
 def _may_be_meant(lines: Lines, about: str, told: str, shares: Shares) -> Finding:
-    if not remedies.is_plain(lines):
-        return note(about, f"{told}, which may be the purpose of {remedies.names(lines)}")
+    if not causes.is_plain(lines):
+        return note(about, f"{told}, which may be the purpose of {causes.names(lines)}")
     if about == "lost":
         return fault("sharded twice", f"{told}: {_twice(lines, shares)}")
-    return fault(about, f"{told}: {remedies.of_overlap(lines)}")
+    return fault(about, f"{told}: {causes.of_overlap(lines)}")
 
 
 def _twice(lines: Lines, shares: Shares) -> str:
     inside = next((line.sampler["in"] for line in lines.values() if "in" in line.sampler), None)
     if inside:
-        return f"sharded twice, by {remedies.names(lines)} and by {inside}; leave out one of them"
-    if not shares.one_part and remedies.divides(lines):
+        return f"sharded twice, by {causes.names(lines)} and by {inside}; leave out one of them"
+    if not shares.one_part and causes.divides(lines):
         return "sharded twice, as each rank holds a part of its own, which its sampler divides again; leave out one"
-    return remedies.places(lines) or f"{remedies.names(lines)} hands out only a part"
+    return causes.places(lines) or f"{causes.names(lines)} hands out only a part"
 
 
 def _own_splits(lines: Lines, shares: Shares) -> Finding:

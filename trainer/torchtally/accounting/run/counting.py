@@ -31,6 +31,7 @@ from torchtally.accounting.run.phases import Phases
 from torchtally.accounting.run.progress import Progress
 from torchtally.accounting.run.reports import Reports
 from torchtally.checkpoints.coordination import Rounds
+from torchtally.checkpoints.objects import parameters_of
 from torchtally.distributed import process_group
 from torchtally.errors import Refused, Unproven
 from torchtally.log import log
@@ -205,7 +206,7 @@ class Counting:
                 )
         self.gradients.name(optimizer, replicated=replicated)
         if self._attempt.prints:
-            for each in (one for group in optimizer.param_groups for one in group["params"]):
+            for each in parameters_of(optimizer):
                 process_group.warn_of_gloo(each.device)
 
     def weigh(self, loss: torch.Tensor, batches: tuple[Any, ...], *, normalized: bool) -> torch.Tensor:

@@ -196,8 +196,7 @@ def fit(name: str, options: Options, output: Path) -> None:
             artifacts.refuse_another(identity, output)
     except Refused as refused:
         problem = str(refused)
-    compared = {name: value for name, value in vars(options).items() if name not in ("data", "output", "seed")}
-    facts = {"seed": options.seed, "options": compared, "device": where.type if where else None}
+    facts = options.common() | {"device": where.type if where else None}
     store, *_ = process_group.join(process, facts, problem)
     assert found is not None and where is not None
     process_group.create(store, process, where)

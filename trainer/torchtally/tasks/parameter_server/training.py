@@ -114,8 +114,7 @@ def fit(name: str, options: Options, output: Path) -> None:
         artifacts.prepare(output)
 
     network_interface.choose(*store_address())
-    compared = {name: value for name, value in vars(options).items() if name not in ("data", "output", "seed")}
-    context = set_up(TASK, None, {"seed": options.seed, "options": compared}, prepare)
+    context = set_up(TASK, None, options.common(), prepare)
     plan, identity = (
         dict.fromkeys(("train", "test"), options.epochs),
         artifacts.training(name, options, TASK.fingerprint),
