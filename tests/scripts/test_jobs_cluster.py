@@ -16,7 +16,7 @@ import pytest
 import seen
 import stated
 import told
-from answering import JOB, LAST, LINES, NODES, TRAIN_JOB, UNKNOWN, Server, kubeconfig, pod, refusal
+from answering import JOB, NODES, TRAIN_JOB, UNKNOWN, Server, kubeconfig, pod, refusal
 from answering import PODS as NAMES
 
 from torchtally.jobs import follow, watching
@@ -44,7 +44,7 @@ def object_of(name: str, phase: str = "Running", **status: Any) -> dict[str, Any
 @pytest.fixture
 def cluster(server: Server) -> Server:
     """With what a user may list as well."""
-    server.log("demo-master-0", bruteforce.text([*(line for line in LINES if line["pod"] == "demo-master-0"), LAST]))
+    server.proves()
     server.answers[JOBS] = 200, {"items": [server.job]}
     server.answers[TRAIN_JOBS] = UNKNOWN
     pods(server, *map(object_of, NAMES))

@@ -31,20 +31,15 @@ def verify(capsys: pytest.CaptureFixture[str]) -> Verify:
 
 
 def test_pods_are_asked_for_by_name(server: Server, verify: Verify) -> None:
-    proved(server)
+    server.proves()
     status, said = verify("-n", "trial")
     assert (status, said.count("✓ every sample exactly once"), said.count("note:")) == (0, 4, 0)
     logs = [path for name in PODS for path in (pod(name), pod(name) + "/log?container=pytorch")]
     assert server.asked == [JOB, *logs]
 
 
-def proved(server: Server) -> None:
-    """With the last line of the run."""
-    server.log("demo-master-0", bruteforce.text([*(line for line in LINES if line["pod"] == "demo-master-0"), LAST]))
-
-
 def test_the_namespace_is_that_of_the_context(server: Server, verify: Verify) -> None:
-    proved(server)
+    server.proves()
     assert verify()[0] == 0
     status, said = verify("--context", "second")
     assert status == 2 and "PyTorchJob or TrainJob demo in namespace default" in said
@@ -90,7 +85,7 @@ def test_a_pod_that_is_gone(server: Server, verify: Verify) -> None:
 
 
 def test_a_pod_that_is_gone_where_the_last_line_is_there(server: Server, verify: Verify) -> None:
-    proved(server)
+    server.proves()
     server.answers |= NO_POD
     server.phase("demo-worker-2", "Pending")  # a node was lost after the end
     status, said = verify()
@@ -140,7 +135,7 @@ def test_a_pod_without_a_log(server: Server, verify: Verify) -> None:
 
 
 def test_a_job_that_failed_or_has_no_status(server: Server, verify: Verify) -> None:
-    proved(server)
+    server.proves()
     server.state("Created", "Failed", message="PyTorchJob demo is failed because 1 Worker replica(s) failed.")
     status, said = verify()
     assert status == 0  # every shard is proved all the same

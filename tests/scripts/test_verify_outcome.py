@@ -147,7 +147,7 @@ def test_a_job_that_succeeded_without_all_lines_is_incomplete(server: Server, ca
 def test_what_is_proved_or_disproved_stays_so(server: Server, capsys: Any, state: str) -> None:
     """The controller can be late, or know of other failures."""
     server.state("Created", state)
-    server.log("demo-master-0", bruteforce.text([*(each for each in LINES if each["pod"] == PODS[0]), LAST]))
+    server.proves()
     assert judged(capsys)[0] == 0
     half(server)
     wrong = line(LINES, 0) | {"consumed": 14}

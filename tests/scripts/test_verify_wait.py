@@ -10,9 +10,8 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
-import bruteforce
 import pytest
-from answering import JOB, LAST, LINES, PODS, TRAIN_JOB, Server, pod, refusal
+from answering import JOB, PODS, TRAIN_JOB, Server, pod, refusal
 from kubernetes.config import kube_config
 
 from torchtally.cluster import wait
@@ -36,7 +35,7 @@ def waiting(server: Server, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> Cal
     ) -> tuple[int, str, list[str]]:
         left = list(turns)
         if proves:
-            server.log(PODS[0], bruteforce.text([*(each for each in LINES if each["pod"] == PODS[0]), LAST]))
+            server.proves()
         original = Server.answer
 
         def answer(self: Server, handler: BaseHTTPRequestHandler) -> None:
@@ -54,7 +53,7 @@ def waiting(server: Server, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> Cal
 
 
 def proved(server: Server) -> None:
-    server.log(PODS[0], bruteforce.text([*(each for each in LINES if each["pod"] == PODS[0]), LAST]))
+    server.proves()
 
 
 def answers(server: Server, *answer: Any) -> Callable[[], None]:

@@ -90,6 +90,7 @@ def test_verify_and_page_name_what_is_wrong(run: Run, log: Path, tmp_path: Path)
 
 @pytest.mark.parametrize("command", [("verify", "--job", "demo"), ("jobs", "status", "demo")])
 def test_a_cluster_is_read(run: Run, server: Server, tmp_path: Path, command: tuple[str, ...]) -> None:
+    server.proves()
     proved = run("torchtally", *command, KUBECONFIG=str(tmp_path / "kubeconfig"))
     assert (proved.returncode, proved.stderr) == (0, "")
 
