@@ -103,7 +103,10 @@ class Pod:
 
     def line(self) -> str:
         """The next one, without its white space; "" after the last."""
-        line = self._lines.get(timeout=LIMIT)
+        try:
+            line = self._lines.get(timeout=LIMIT)
+        except queue.Empty:
+            raise AssertionError(f"no line within {LIMIT} s; the pod's messages:\n{self.errors}") from None
         if line is None:
             self._lines.put(None)
             return ""

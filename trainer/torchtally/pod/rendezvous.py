@@ -244,7 +244,8 @@ class Rendezvous(RendezvousHandler):
 
     def _turn(self, until: float) -> float:
         """For how many seconds to wait at a time. Pod 0 looks for pods that come; the others wait for its decision."""
-        longest = _GATHER if self._rank == 0 else _ASK
+        # Shorter than the store's limit for an answer, which the wait counts towards.
+        longest = _GATHER if self._rank == 0 else min(_ASK, self._patience.silence / 2)
         return max(0.1, min(until - time.monotonic(), longest))
 
     def _gather(self, store: JobStore) -> None:
