@@ -66,6 +66,25 @@ def fetches_ahead(account: Account, loader: Iterable[Tensor], model: Times, opti
         batch = ahead
 
 
+def prefetches_copies(account: Account, loader: Iterable[Tensor], model: Times, optimizer: Any) -> None:
+    """As prefetchers for GPUs do: the loop receives copies, after the next batch has been fetched."""
+
+    def copies() -> Iterator[Tensor]:
+        kept = None
+        for batch in loader:
+            ahead = batch.clone()
+            if kept is not None:
+                yield kept
+            kept = ahead
+        if kept is not None:
+            yield kept
+
+    for batch in copies():
+        account.weigh(model(batch), (batch,)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
 def steps_in_closures(account: Account, loader: Iterable[Tensor], model: Times, _: torch.optim.Optimizer) -> None:
     optimizer = torch.optim.LBFGS(model.parameters(), lr=1, max_iter=3)
     account.optimizer(optimizer)
@@ -252,6 +271,7 @@ RIGHT = [
     adds_losses_up,
     joins_batches,
     fetches_ahead,
+    prefetches_copies,
     steps_in_the_backward_pass,
     ascends_before,
     tries_again,

@@ -217,7 +217,8 @@ class Account(Lifetime):
         Args:
             optimizer: One of PyTorch, or a library's wrapper that has it as its attribute `optimizer`.
             replicated: Whether its steps leave the same weights on all ranks, as with DDP. They do not with experts of
-                each rank, ensembles, or weights that are averaged after steps: local SGD, federated averaging.
+                each rank, ensembles, or weights that are averaged after steps: local SGD, federated averaging. The last
+                line of the run says that they were not compared.
 
         Raises:
             Refused: It is no optimizer of PyTorch, or an epoch has begun without one.

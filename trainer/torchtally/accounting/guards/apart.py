@@ -28,7 +28,7 @@ class Apart(Guard):
     )
     refuses = (
         "Experts that fill an optimizer of their own, ensembles, local SGD, federated averaging, and inner loops. They "
-        "need `account.optimizer(optimizer, replicated=False)`"
+        "need `account.optimizer(optimizer, replicated=False)`, which the last line names"
     )
 
     def __init__(self, members: Membership, steps: Steps) -> None:

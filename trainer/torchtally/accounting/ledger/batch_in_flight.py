@@ -4,10 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from torchtally.accounting.batches.collate import Batch
 from torchtally.accounting.batches.indexed_batch import copy_of
+from torchtally.checkpoints.objects import tensors
 from torchtally.proof.permutation import Indices
 
 if TYPE_CHECKING:
@@ -56,8 +58,13 @@ class Handed:
         return self._batch
 
     def is_as(self, named: Any) -> bool:
-        """Whether the loop has received it as this object."""
-        return self.data is named or self._batch is named
+        """Whether the loop has received it as this object, or in it."""
+        return self.data is named or self._batch is named or any(each is named for each in tensors(self.data))
+
+    def has_values_of(self, named: Any) -> bool:
+        """Whether the tensors of `named` are copies of its own, as a prefetcher makes them for a device."""
+        own, copies = [*tensors(self.data)], [*tensors(named)]
+        return bool(copies) and all(any(_are_equal(each, copy) for each in own) for copy in copies)
 
     @property
     def is_last(self) -> bool:
@@ -73,3 +80,7 @@ class Handed:
     def phase(self) -> str:
         """Name of its phase."""
         return self.epoch.phase
+
+
+def _are_equal(own: Tensor, copy: Tensor) -> bool:
+    return own.shape == copy.shape and own.dtype == copy.dtype and torch.equal(own, copy.to(own.device))

@@ -214,6 +214,10 @@ class Gradients:
         for each in reversed(self._out):
             if each.is_as(named):
                 return each
+        # A prefetcher hands out in order what it has copied, so the first of equal ones is meant.
+        equal = [each for each in self._out if not each.left_out and each.has_values_of(named)]
+        if found := next((each for each in equal if not each.weighed), equal[-1] if equal else None):
+            return found
         raise Refused(self.beyond or wanted)
 
     def _unnamed(self) -> tuple[Handed, ...]:

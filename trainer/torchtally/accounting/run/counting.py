@@ -205,6 +205,8 @@ class Counting:
                     "epoch, as the steps of the optimizer count its batches"
                 )
         self.gradients.name(optimizer, replicated=replicated)
+        if not replicated and self._attempt.members.everyone.size() > 1:
+            self._guards.say(["weights not compared between ranks: replicated=False"])
         if self._attempt.prints:
             for each in parameters_of(optimizer):
                 process_group.warn_of_gloo(each.device)
