@@ -26,8 +26,7 @@ class Batch(NamedTuple):
     """The samples that one rank consumes in one step.
 
     Attributes:
-        indices: Indices of the samples, int64 (samples,), on the CPU, or on the GPU that has the tensors of the
-            dataset. A `collate_fn` can name them in a list as well.
+        indices: Indices of the samples, int64 (samples,), on the CPU. A `collate_fn` can name them in a list as well.
         data: The samples as the `collate_fn` returned them.
         rows: Number of samples of all ranks in this step; 0 until `Account.epoch` yields the batch, which sets the
             following, too.

@@ -86,14 +86,13 @@ class ByStep(data.Dataset[Any]):
             return number, ending
 
     def rows(self, schedule: Schedule | Draw, filler: int | None) -> Iterator[Taken]:
-        """Yield the batches of tensors: rows at once, on their device, by indices that are made there."""
+        """Yield the batches of tensors: rows at once, on their device."""
         device = self.dataset.tensors[0].device
-        for indices in schedule.tensors(device):
+        for indices in schedule.arrays():
             if (now := len(self.dataset)) != self.n:
                 raise Refused(changed_length(self.n, now))
-            chosen = indices
-            if filler is not None and not len(indices):
-                chosen = torch.tensor([filler], device=device)
+            chosen = torch.tensor([filler]) if filler is not None and not len(indices) else torch.from_numpy(indices)
+            chosen = chosen.to(device, non_blocking=True)
             yield Taken(indices, [each[chosen] for each in self.dataset.tensors], NOTHING, indices)
 
     def _filler(self, first: int) -> Any:
@@ -342,7 +341,7 @@ def _answered(answers: Iterator[Any], requests: Iterator[Asked]) -> Iterator[Tak
             raise made
         step = asked[1]
         if isinstance(made, Batch):
-            yield Taken(made.indices, made.data, made.dropped, step)
+            yield Taken(made.indices, made.data, made.dropped, step)  # type: ignore[arg-type]  # an array here
         else:
             yield Taken(step, made, NOTHING, step)
 

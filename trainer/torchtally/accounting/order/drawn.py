@@ -11,7 +11,6 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from torchtally import exchange
 from torchtally.accounting.order.own_sampler import Source
@@ -88,10 +87,6 @@ class Draw:
     def batch(self) -> int:
         """Samples of all ranks in the largest step."""
         return int(np.diff(self.rows).max(initial=1))
-
-    def tensors(self, device: torch.device) -> Iterator[Tensor]:
-        """Yield this rank's sample indices of each step that is left, on `device`."""
-        return (torch.from_numpy(each).to(device) for each in self.arrays())
 
     def reached(self, steps: int) -> int:
         """Samples of all ranks in the first steps."""
