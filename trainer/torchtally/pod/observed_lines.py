@@ -31,7 +31,7 @@ def told(*, prints: bool) -> Iterator[None]:
     """
     number, name = tempfile.mkstemp(prefix="torchtally-observed-")
     os.close(number)
-    os.environ["TORCHTALLY_OBSERVED"] = name
+    os.environ[_FILE] = name
     own = os.getpid()
     try:
         yield
