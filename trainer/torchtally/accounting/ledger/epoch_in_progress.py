@@ -13,7 +13,7 @@ from torchtally.accounting.ledger.batch_in_flight import Handed
 from torchtally.accounting.ledger.drops import Drops
 from torchtally.accounting.ledger.state import Position
 from torchtally.accounting.ledger.tally import Tally
-from torchtally.accounting.order.drawn import Draw
+from torchtally.accounting.order.drawn import Draw, shown
 from torchtally.accounting.order.schedule import Schedule
 from torchtally.errors import Refused, Unproven
 from torchtally.log import log
@@ -152,11 +152,11 @@ class EpochInProgress:
             dropping.check(taken.dropped, where)
             left_out = np.isin(expected, [*taken.dropped])
             if foreign := sorted({*taken.dropped} - {*expected.tolist()}):
-                raise Unproven(f"{where} is not proved: the batch drops {_shown(foreign)}, not of this step")
+                raise Unproven(f"{where} is not proved: the batch drops {shown(foreign)}, not of this step")
             dropped, expected = expected[left_out], expected[~left_out]
         if found.tobytes() != expected.tobytes() and not np.array_equal(np.sort(found), np.sort(expected)):
             lacks, foreign = _less(expected, found), _less(found, expected)
-            parts = [f"lacks {_shown(lacks)}"] * bool(lacks) + [f"has {_shown(foreign)} too many"] * bool(foreign)
+            parts = [f"lacks {shown(lacks)}"] * bool(lacks) + [f"has {shown(foreign)} too many"] * bool(foreign)
             size = self.schedule.batch // self.schedule.shard.world
             hint = f"; the loader's batch_size must be the sampler's, {size}" if len(found) != len(expected) else ""
             raise Unproven(f"{where} is not proved: the batch {' and '.join(parts)}{hint}")
@@ -280,7 +280,3 @@ class EpochInProgress:
 def _less(one: Indices, other: Indices) -> list[int]:
     """What `one` has more often than `other`."""
     return sorted((Counter(one.tolist()) - Counter(other.tolist())).elements())
-
-
-def _shown(indices: list[int]) -> str:
-    return f"sample{'s' * (len(indices) > 1)} {', '.join(map(str, indices[:8]))}{', …' * (len(indices) > 8)}"

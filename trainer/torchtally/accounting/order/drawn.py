@@ -257,7 +257,7 @@ class DrawnSampler:
             times = np.bincount(flat, minlength=self.n)
             times = times if same else self._sum(times)
             parts = {"more than once": np.flatnonzero(times > 1), "never": np.flatnonzero(times == 0)}
-            wrong = " and ".join(f"{_shown(those)} {how}" for how, those in parts.items() if len(those))
+            wrong = " and ".join(f"{shown(those.tolist())} {how}" for how, those in parts.items() if len(those))
         if same:
             raise Refused(f"{where}: the sampler must draw each sample once, and draws {wrong}: {_AS_DRAWN}")
         raise Refused(
@@ -319,6 +319,7 @@ def _hash(batches: list[Indices], places: Words) -> Words:
     return np.add.reduceat(values, begins, dtype=np.uint64)
 
 
-def _shown(indices: Indices) -> str:
-    shown = ", ".join(map(str, indices[:_NAMED].tolist()))
-    return f"{'samples' if len(indices) > 1 else 'sample'} {shown}{', …' * (len(indices) > _NAMED)}"
+def shown(indices: list[int]) -> str:
+    """Some samples for a sentence."""
+    few = ", ".join(map(str, indices[:_NAMED]))
+    return f"sample{'s' * (len(indices) > 1)} {few}{', …' * (len(indices) > _NAMED)}"
