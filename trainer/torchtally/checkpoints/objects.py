@@ -125,7 +125,8 @@ class Objects:
 
     def replaced(self, hashes: Hashes) -> str | None:
         """The name of a model that has had other values of a parameter. Not a call of all ranks."""
-        return _first_changed(hashes, self.hashes())
+        now = self.hashes()
+        return next((key[0] for key, value in hashes.items() if now.get(key, value) != value), None)
 
     def load(self, reader: FileSystemReader, group: dist.ProcessGroup) -> None:
         """Load all objects. A call of all ranks. Raises CheckpointException, and Refused for other objects."""
@@ -295,11 +296,6 @@ def _of_all_ranks(model: nn.Module, state: State) -> State:
 def _unwrapped(name: str) -> str:
     """The name of a buffer without those of wrappers, as PyTorch's distributed checkpoint has it."""
     return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
-
-
-def _first_changed(before: Mapping[Any, Any], now: Mapping[Any, Any]) -> str | None:
-    """The name of an object with another value than before. What is no longer there has not changed."""
-    return next((key[0] for key, value in before.items() if now.get(key, value) != value), None)
 
 
 class _Other(Exception):
