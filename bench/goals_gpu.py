@@ -20,7 +20,6 @@ MODELS = {
     "image-folder-224": ("image-folder, 224 × 224 pixels", 1.3, "1.3× the best peer"),
 }
 _MODELS = {"gpt": ("gpt, a custom loop", 1.0, "the best peer"), **MODELS}
-_EXACT = {"order": ("order of samples", "million indices/s"), "digest": ("digest", "million samples/s")}
 
 
 def text(results: Results) -> str:
@@ -39,8 +38,6 @@ def rows(results: Results | None) -> Iterator[list[str]]:
         unit = "tokens/s" if task.startswith("gpt") else "samples/s"
         others = [tool for tool in TOOLS[task] if tool != "torchtally"]
         yield _throughput(results, task, others, [f"{name}, bfloat16, one GPU, {unit}", target], least)
-    for measure, (name, unit) in _EXACT.items():
-        yield _exact(results, measure, [f"{name} on a GPU, {unit}", "numpy's, to the bit"])
     yield _captured(results)
     yield _two_ranks(results)
 
@@ -72,24 +69,6 @@ def _compared(
     compared = "; ".join([f"{_name(other)} {shown(spread(known[other].values))}", *more])
     reached = mark(complete and times.median >= least)
     return [*goal, f"{shown(spread(ours.values))}: {shown(times, '×')}", compared, "–", reached]
-
-
-def _exact(results: Results | None, measure: str, goal: list[str]) -> list[str]:
-    """A row of what is measured only if it is equal."""
-    if results is None:
-        return _none(goal, _NO_GPU)
-    ours = results.one(measure, by="the device")
-    numpys = results.one(measure, by="numpy, one core")
-    if not (ours and numpys):
-        return _none(goal, _why(results, f"gpu_exact {measure}"))
-    times = number(spread(ratios(ours.by_round, numpys.by_round)).median)
-    return [
-        *goal,
-        f"{shown(spread(ours.values))}: {times}×",
-        f"numpy, one core {shown(spread(numpys.values))}",
-        "–",
-        "✓",
-    ]
 
 
 def _captured(results: Results | None) -> list[str]:

@@ -56,7 +56,7 @@ def programs(number: int) -> Iterator[Program]:
         for tool in tools:
             yield Program(("gpu", tool, task))
     if number == 1:
-        for what in ("order", "digest", "captured", "dropout"):
+        for what in ("captured", "dropout"):
             yield Program(("gpu_exact", what))
         yield Program(("gpu_ranks",), _ONCE)
 

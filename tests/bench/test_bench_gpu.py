@@ -10,13 +10,11 @@ from typing import Any
 import made
 import psutil
 import pytest
-import torch
 
 from bench import goals, goals_gpu, gpu, pack, processes, report, results
 from bench.measure import gpu as throughput
-from bench.measure import gpu_exact, gpu_ranks
+from bench.measure import gpu_ranks
 from bench.results import Results
-from torchtally.accounting.order import cuda
 
 
 def whole() -> Results:
@@ -26,9 +24,6 @@ def whole() -> Results:
         for tool in tools:
             value = {"torchtally": 995.0, "by hand": 1000.0, "blog": 40.0}.get(tool, 500.0)
             made.add(found, "throughput", [value, 2 * value, 3 * value], task=task, world=1, tool=tool)
-    for measure in ("order", "digest"):
-        made.add(found, measure, [900.0], by="the device")
-        made.add(found, measure, [90.0], by="numpy, one core")
     for what, value in {"replayed": 300.0, "plain": 100.0}.items():
         made.add(found, "captured step", [value], what=what)
     for tool in ("torchtally", "blog"):
@@ -63,7 +58,6 @@ def test_results_of_a_gpu_are_rows_of_the_goals() -> None:
         whole(), "fashion", "20×"
     )
     assert ": 0.99× [0.99–0.99]" in row(whole(), "fashion", "by hand")  # the goal is 0.99, and this is 0.995
-    assert "| 900: 10.0× | numpy, one core 90.0 |" in row(whole(), "order of samples")
     assert "over gloo; NCCL with two ranks on one GPU: Duplicate GPU detected" in row(whole(), "a small gpt")
     missed = whole()
     for series in missed.of("throughput", tool="torchtally"):
@@ -100,7 +94,6 @@ def test_results_of_a_gpu_are_rows_of_the_goals() -> None:
         ),
         # Which two rounds have measured.
         ({"tool": ""}, "gpu lightning gpt", "left out from round 3 on", ("gpt, a custom loop", ""), "| ✓ |"),
-        ({"by": "the device"}, "gpu_exact order", "failed: y", ("order of samples", ""), "| failed: y | – | – | – |"),
         (
             {"tool": ""},
             "gpu_exact dropout",
@@ -143,7 +136,7 @@ def test_a_program_that_fails_is_named_and_the_others_are_measured(
     found = results.load(path)
     assert found.notes["gpu lightning gpt"] == "failed: it ended with 1: KeyError: 'x'"
     assert not found.of("throughput", tool="lightning")
-    assert found.of("throughput", tool="accelerate", task="gpt") and found.of("throughput", tool="order")
+    assert found.of("throughput", tool="accelerate", task="gpt") and found.of("throughput", tool="captured")
     printed = capsys.readouterr()
     assert "gpu lightning gpt: failed" in printed.err and "KeyError" in printed.out
 
@@ -181,21 +174,6 @@ time.sleep(100)
     assert (ended.failure, ended.output) == ("it had not ended after 3 s", "SAMPLE\n")
     with contextlib.suppress(psutil.NoSuchProcess):
         assert psutil.Process(int((tmp_path / "pid").read_text())).status() == psutil.STATUS_ZOMBIE
-
-
-def test_a_difference_on_the_device_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_exact, "_INDICES", {"cpu": 1 << 12})
-    here, right = torch.device("cpu"), cuda.permute
-    gpu_exact.order(here)
-
-    def wrong(positions: torch.Tensor, n: int, seed: int, epoch: int) -> torch.Tensor:
-        found = right(positions, n, seed, epoch)
-        found[100] += 1
-        return found
-
-    monkeypatch.setattr(cuda, "permute", wrong)
-    with pytest.raises(SystemExit, match=r"sample number 100 is \d+, and numpy's \d+"):
-        gpu_exact.order(here)
 
 
 def test_wheels_are_those_that_do_not_come_with_pytorch() -> None:

@@ -4,23 +4,23 @@ import sys
 from collections.abc import Iterator
 
 import toy
-from torch import Tensor
 
 from torchtally.accounting.order.schedule import Schedule
 from torchtally.commands import train
 from torchtally.pod import failure
+from torchtally.proof.permutation import Indices
 
 fault = getattr(toy, sys.argv.pop(1))
-tensors = Schedule.tensors
+arrays = Schedule.arrays
 
 
-def faulty(schedule: Schedule, device: object) -> Iterator[Tensor]:
-    Schedule.tensors = tensors  # type: ignore[method-assign]  # of which the fault makes its own
+def faulty(schedule: Schedule) -> Iterator[Indices]:
+    Schedule.arrays = arrays  # type: ignore[method-assign]  # of which the fault makes its own
     try:
-        return iter([*fault(schedule)])
+        return iter([each.numpy() for each in fault(schedule)])
     finally:
-        Schedule.tensors = faulty  # type: ignore[method-assign]
+        Schedule.arrays = faulty  # type: ignore[method-assign]
 
 
-Schedule.tensors = faulty  # type: ignore[method-assign]
+Schedule.arrays = faulty  # type: ignore[method-assign]
 failure.exit_rank(train.main())  # as a rank does it

@@ -28,28 +28,6 @@ class Squares(Dataset[dict[str, Any]]):
         return {"x": torch.tensor([float(index), 1.0]), "square": index**2}
 
 
-class SquareStream(IterableDataset[tuple[int, int]]):
-    def __iter__(self) -> Iterator[tuple[int, int]]:
-        return self.at_indices(iter(range(N)))
-
-    def __len__(self) -> int:
-        return N
-
-    def at_indices(self, indices: Iterator[int]) -> Iterator[tuple[int, int]]:
-        return ((index, index**2) for index in indices)
-
-
-class Lines(SquareStream):
-    """Read from its beginning to its end, as the recipe has it."""
-
-    def at_indices(self, indices: Iterator[int]) -> Iterator[tuple[int, int]]:
-        wanted = next(indices, None)
-        for index in range(N):
-            if index == wanted:
-                yield index, index**2
-                wanted = next(indices, None)
-
-
 class NoStream(IterableDataset[int]):
     def __iter__(self) -> Iterator[int]:
         return iter(range(N))

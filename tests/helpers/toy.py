@@ -176,7 +176,7 @@ def fit(
 
 
 def right(schedule: Schedule) -> Iterator[Tensor]:
-    return schedule.tensors(CPU)
+    return map(torch.from_numpy, schedule.arrays())
 
 
 def rank_local_shuffle(schedule: Schedule) -> Iterator[Tensor]:

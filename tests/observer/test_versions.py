@@ -118,10 +118,7 @@ def test_mistakes_are_named(python: str, tmp_path: Path, workers: int) -> None:
     finally:
         for rank in ranks:
             rank.kill()  # nothing where it has ended
-    lines = judge.Lines()
-    for text in "".join(err for _, err in outputs).splitlines():
-        lines.add(text)
-    observation = judge.judge(lines)
+    observation = judge.of("".join(err for _, err in outputs).splitlines())
     assert [rank.returncode for rank in ranks] == [0, 0] and observation, outputs
     said = {
         loader.loader.partition(" ")[0]: [(finding.sign == "fault", finding.text) for finding, _ in loader.all_findings]

@@ -14,7 +14,7 @@ _ID = re.compile(r" \[(T\d\d)\]")
 FAMILIES = {
     "T01": ("cli", "commands", "tasks", "options", "training"),
     "T02": ("environment", "pod", "monitoring"),
-    "T03": ("pod.device", "accounting.order.cuda"),
+    "T03": ("pod.device",),
     "T04": ("datasets", "tasks.image_folder", "tasks.gpt"),
     "T05": ("streams",),
     "T06": ("accounting",),

@@ -293,8 +293,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         {"dataset": {"train": [1], "test": [2]}},
         "train: a dict with the keys train, test has no samples by their numbers: pass one of its datasets",
     ),
-    ({"dataset": NoStream()}, "train: a NoStream needs __len__ and at_indices(indices)"),
-    ({"dataset": Selecting()}, "train: a Selecting needs __len__ and at_indices(indices)"),
+    ({"dataset": NoStream()}, "train: a NoStream must be a map-style dataset, with __len__ and __getitem__"),
+    ({"dataset": Selecting()}, "train: a Selecting must be a map-style dataset, with __len__ and __getitem__"),
     (
         {"order": Locality(window=2)},
         "train: Locality(window=2, lanes=1) needs the dataset's attribute shard_sizes, or Locality(sizes=…, …)",

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from accounts import alone, in_turn, run
-from torch.utils.data import IterableDataset, TensorDataset, get_worker_info
+from torch.utils.data import TensorDataset, get_worker_info
 
 from torchtally import Account, Batch, Mixture
 from torchtally.accounting.batches.step_loader import StepLoader
@@ -209,29 +209,11 @@ def test_the_samples_that_are_compared_are_in_one_shard_file() -> None:
     assert len({*data.reads}) == 8
 
 
-class Stream(IterableDataset[int]):
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(N))
-
-    def __len__(self) -> int:
-        return N
-
-    def at_indices(self, indices: Iterator[int]) -> Iterator[tuple[int, int]]:
-        return ((index, index) for index in indices)
-
-
-def streamed() -> None:
-    with Account(task="t", plan={"train": 1}) as account:
-        for _ in account.epoch("train", 1, account.loader(Stream(), "train", batch_size=SIZE)):
-            account.commit()
-
-
 CASES: dict[str, Any] = {
     **{f"different: {how}": (trains, "different", how) for how in DIFFERENT},
     **{f"right: {how}": (trains, "right", how) for how in RIGHT},
     **{f"in a worker: {how}": (trains_in_workers, how) for how in IN_WORKERS},
     "mixture": (mixed,),
-    "stream": (streamed,),
 }
 LENGTH = "the ranks compared only its length\n"
 CONTENTS = "the ranks compared only its length and the contents of 8 samples\n"
@@ -240,7 +222,6 @@ COMPARED = {
     "right: folders of their own": CONTENTS,
     "in a worker: opened at the first read": CONTENTS,
     **{f"right: {how}": LENGTH for how in ("other in each read", "objects", "fails at first")},
-    "stream": LENGTH,
 }
 
 

@@ -432,13 +432,3 @@ def test_the_last_line_alone_binds_what_several_epochs_have_dropped(several: str
     log = Log()
     log.read("rank-0.log", io.StringIO(changed(several, "last", **values)))
     assert not all(verdict.holds for verdict in judge(log)) or not judge(log)
-
-
-def test_a_state_with_drops_is_not_read_by_a_release_that_would_count_them() -> None:
-    found = alone(resumes, 1, {})
-    _, twice, after = found["result"]
-    values = json.loads(json.loads(twice)["torchtally"])
-    assert (values["v"], "dropped" in values["phases"]["train"]["position"]) == (2, True)
-    assert after == twice
-    del values["phases"]["train"]["position"]["dropped"]
-    assert json.loads(State.from_text(json.dumps(values)).to_text())["v"] == 1

@@ -130,7 +130,7 @@ def together(rank: int, world: int, store: Store, ns: list[int]) -> list[Any]:
 def taken(batches: Iterable[Tensor], samples: toy.Samples, tally: Tally) -> Iterator[Any]:
     for batch in batches:
         yield batch, (samples.inputs[batch], samples.labels[batch])
-        tally.record(batch)
+        tally.record(batch.numpy())
 
 
 def tenths(outputs: Tensor, labels: Tensor) -> Tensor:

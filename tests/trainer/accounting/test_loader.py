@@ -13,8 +13,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from accounts import in_turn, run
-from squares import KEPT, SIZE, Lines, N, Squares, SquareStream, expected
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default_collate
+from squares import KEPT, SIZE, N, Squares, expected
+from torch.utils.data import DataLoader, TensorDataset, default_collate
 from torch.utils.data.distributed import DistributedSampler
 
 from torchtally.accounting.account import Account
@@ -24,18 +24,17 @@ from torchtally.accounting.order.sampler import Sampler
 from torchtally.proof.contract import CONTRACTS, Contract
 
 
-def epochs(dataset: Any, contracts: list[Contract], options: dict[str, Any]) -> dict[Any, Any]:
+def epochs(contracts: list[Contract], options: dict[str, Any]) -> dict[Any, Any]:
     taken = {}
     with Account(task="t", plan=dict.fromkeys(contracts, 2), seed=7) as account:
         for contract in contracts:
-            source = account.loader(dataset, contract, batch_size=SIZE, contract=contract, **options)
+            source = account.loader(Squares(), contract, batch_size=SIZE, contract=contract, **options)
             for epoch in (1, 2):
                 steps = list(account.epoch(contract, epoch, source))
                 account.commit()
-                assert isinstance(dataset, IterableDataset) or len(steps) == len(source)
+                assert len(steps) == len(source)
                 for batch in steps:
-                    squares = batch.data["square"] if isinstance(batch.data, dict) else batch.data
-                    assert squares.tolist() == (batch.indices**2).tolist()
+                    assert batch.data["square"].tolist() == (batch.indices**2).tolist()
                 taken[contract, epoch] = [(batch.indices.tolist(), batch.rows) for batch in steps]
     return taken
 
@@ -45,11 +44,9 @@ WORKERS: list[tuple[Any, dict[str, Any]]] = [(CONTRACTS, {}), (["exact"], KEPT),
 
 @pytest.mark.parametrize("world", [1, 2, 3])
 def test_every_rank_takes_its_part_of_each_step(world: int, subtests: pytest.Subtests) -> None:
-    cases = [(dataset, *each) for dataset in (Squares(), SquareStream()) for each in WORKERS]
-    for (dataset, contracts, options), found in zip(
-        cases, in_turn(world, ((epochs, *case) for case in cases)), strict=True
-    ):
-        with subtests.test(f"{type(dataset).__name__} {contracts} {options}"):
+    of_each = in_turn(world, ((epochs, *case) for case in WORKERS))
+    for (contracts, options), found in zip(WORKERS, of_each, strict=True):
+        with subtests.test(f"{contracts} {options}"):
             assert [each["code"] for each in found] == [0] * world, found[0]["err"]
             for contract, epoch in itertools.product(contracts, (1, 2)):
                 steps = [each["result"][contract, epoch] for each in found]
@@ -64,36 +61,10 @@ def test_every_rank_takes_its_part_of_each_step(world: int, subtests: pytest.Sub
 
 
 def test_what_workers_need_can_be_handed_to_new_processes() -> None:
-    """As the start methods spawn and forkserver do it; an epoch that is set later reaches them."""
-    for dataset in (Squares(), SquareStream()):
-        sampler = Sampler(N, batch_size=SIZE, rank=0, world=1)
-        source = StepLoader(dataset, sampler)
-        twin = ForkingPickler.loads(ForkingPickler.dumps(source.dataset))
-        if isinstance(dataset, IterableDataset):
-            sampler.set_epoch(5)
-            squares = [[index**2 for index in step] for step in sampler.steps()]
-            assert [data.tolist() for _, data in twin] == squares
-        else:
-            number, data = twin[7, 0, [3, 1], False]
-            assert (number, data["square"].tolist()) == (7, [9, 1])
-
-
-def in_order(options: dict[str, Any]) -> list[list[int]]:
-    with Account(task="t", plan={"test": 2}) as account:
-        source = account.loader(Lines(), "test", batch_size=SIZE, shuffle=False, trains=False, **options)
-        return [batch.indices.tolist() for epoch in (1, 2) for batch in account.epoch("test", epoch, source)]
-
-
-def lines_of(rank: int) -> list[list[int]]:
-    """The lines of a rank in an evaluation on two, where the last step takes one of the step before it."""
-    own = [*range(rank, N, 2)]
-    return [own[:8], own[8:16], own[16:-1], own[-1:]]
-
-
-def test_a_file_that_is_read_from_its_beginning_to_its_end() -> None:
-    for found in in_turn(2, ((in_order, options) for options in ({}, {"num_workers": 3}))):
-        for rank, each in enumerate(found):
-            assert each["result"] == lines_of(rank) * 2
+    """As the start methods spawn and forkserver do it."""
+    source = StepLoader(Squares(), Sampler(N, batch_size=SIZE, rank=0, world=1))
+    number, data = ForkingPickler.loads(ForkingPickler.dumps(source.dataset))[7, 0, [3, 1], False]
+    assert (number, data["square"].tolist()) == (7, [9, 1])
 
 
 def evaluates() -> dict[int, tuple[float, list[int]]]:
@@ -188,12 +159,6 @@ def same(found: Any, wanted: Any) -> None:
         assert type(found) is type(wanted) or isinstance(found, torch.Tensor)
         for one, other in zip(found, wanted, strict=True):
             same(one, other)
-
-
-def test_the_last_step_of_a_stream_is_made_by_a_worker_that_has_seen_a_sample() -> None:
-    sampler = Sampler(3, batch_size=1, shuffle=False, rank=1, world=2)
-    taken = list(StepLoader(SquareStream(), sampler, num_workers=2))
-    assert [(batch.indices.tolist(), batch.data.tolist()) for batch in taken] == [([1], [1]), ([], [])]
 
 
 class Opaque:
@@ -307,22 +272,3 @@ def test_workers_end_with_the_account(subtests: pytest.Subtests) -> None:
         assert kept["result"] == [(2 * KEPT["num_workers"], 0)] * 3
     with subtests.test("a loop that fails"):
         assert failed["result"] == 0
-
-
-class OneSquare(SquareStream):
-    def __len__(self) -> int:
-        return 1
-
-
-def evaluates_one() -> None:
-    with Account(task="t", plan={"test": 1}) as account:
-        for _ in account.loader(OneSquare(), "test", batch_size=SIZE, shuffle=False, trains=False):
-            pass
-
-
-def test_a_stream_of_fewer_samples_than_ranks_is_told_what_to_do() -> None:
-    for each in run(2, evaluates_one):
-        assert each["code"] == 2
-        assert (
-            "its loader is a stream, which has no sample to make an empty batch of: use contract padded" in each["err"]
-        )

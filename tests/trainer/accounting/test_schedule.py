@@ -1,10 +1,9 @@
-"""The steps of a rank are the order cut by position, whatever divides or not, on whatever device."""
+"""The steps of a rank are the order cut by position, whatever divides or not."""
 
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -51,7 +50,6 @@ def test_the_steps_of_all_ranks_are_the_order_cut_by_position(
             for step in range(skip, steps)
         ]
         assert [each.tolist() for each in found.arrays()] == ours
-        assert [each.tolist() for each in found.tensors(torch.device("cpu"))] == ours
         assert (found.steps, found.total) == (steps, total)
         assert found.begin(skip) == sum(at % world == rank for at in range(skip * batch))
 

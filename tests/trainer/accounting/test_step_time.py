@@ -17,7 +17,7 @@ from torchtally import Account, events
 from torchtally.accounting.ledger.tally import Run
 from torchtally.accounting.reporting import meeting, stragglers
 from torchtally.accounting.reporting.step_time import StepTime
-from torchtally.accounting.reporting.stragglers import RankTimes, Slow
+from torchtally.accounting.reporting.stragglers import RankTimes
 from torchtally.distributed import own_group
 
 SLEEP = 0.1
@@ -164,7 +164,9 @@ def test_the_ranks_name_a_slow_pod_until_it_is_not_slow_any_more() -> None:
 
 
 def tells() -> None:
-    one, other = (Slow(pod=pod, rank=1, loses_in="compute", seconds=0.3, others=0.1) for pod in ("b", "c"))
+    one, other = (
+        events.Straggler(slow=pod, slow_rank=1, loses_in="compute", seconds=0.3, others=0.1) for pod in ("b", "c")
+    )
     meets = meeting.Meeting(
         Run(run="r", attempt=0, pod="a", task="t", plan={}, rank=0, world=1, seed=0, data=""), StepTime(1)
     )
@@ -186,37 +188,37 @@ def times(rank: int, pod: str, data_wait: float = 0.01, compute: float = 0.1, tr
         ([times(0, "a"), times(1, "b"), times(2, "c")], None),
         (
             [times(0, "a"), times(1, "b", compute=0.3)],
-            Slow(pod="b", rank=1, loses_in="compute", seconds=0.3, others=0.1),
+            events.Straggler(slow="b", slow_rank=1, loses_in="compute", seconds=0.3, others=0.1),
         ),
         (
             [times(0, "a", data_wait=0.2, compute=0.15), times(1, "b"), times(2, "c")],
-            Slow(pod="a", rank=0, loses_in="data_wait", seconds=0.2, others=0.01),
+            events.Straggler(slow="a", slow_rank=0, loses_in="data_wait", seconds=0.2, others=0.01),
         ),
         ([times(0, "a"), times(1, "b", compute=0.15), times(2, "c")], None),  # below the factor
         # A pod is as slow as its slowest rank.
         (
             [times(0, "a"), times(1, "a"), times(2, "b"), times(3, "b", compute=0.3)],
-            Slow(pod="b", rank=3, loses_in="compute", seconds=0.3, others=0.1),
+            events.Straggler(slow="b", slow_rank=3, loses_in="compute", seconds=0.3, others=0.1),
         ),
         ([times(0, "a"), times(1, "a", compute=0.3)], None),  # one pod
         (
             [times(0, "a", trip=0.0001), times(1, "b", trip=0.05), times(2, "c")],
-            Slow(pod="b", rank=1, loses_in="communication", seconds=0.05, others=0.0002),
+            events.Straggler(slow="b", slow_rank=1, loses_in="communication", seconds=0.05, others=0.0002),
         ),
         (
             [times(0, "a", trip=0.0001), times(1, "b", trip=0.05)],
-            Slow(pod="b", rank=1, loses_in="communication", seconds=0.05, others=None),
+            events.Straggler(slow="b", slow_rank=1, loses_in="communication", seconds=0.05, others=None),
         ),
         ([times(0, "a"), times(1, "b", trip=0.004)], None),  # far more than the others, and next to nothing
         ([times(0, "a", trip=0.0001), times(1, "b", trip=0.05), times(2, "c", trip=0.05)], None),  # whose link it is?
         # What is slow itself comes before a link: its messages are late as well.
         (
             [times(0, "a"), times(1, "b", compute=0.3, trip=0.05), times(2, "c")],
-            Slow(pod="b", rank=1, loses_in="compute", seconds=0.3, others=0.1),
+            events.Straggler(slow="b", slow_rank=1, loses_in="compute", seconds=0.3, others=0.1),
         ),
     ],
 )
-def test_which_pod_is_slow(ranks: list[RankTimes], slow: Slow | None) -> None:
+def test_which_pod_is_slow(ranks: list[RankTimes], slow: events.Straggler | None) -> None:
     assert stragglers.find(ranks) == slow
 
 

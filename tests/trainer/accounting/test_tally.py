@@ -40,7 +40,7 @@ def prove_all(rank: int, world: int, store: Store, cases: list[tuple[Fault, int]
         phase = Phase(name="train", epoch=epoch, n=n, batch=8 * world, contract="exact", order="feistel-1")
         tally = Tally(toy.run(rank, world, Training()), phase)
         for indices in fault(Schedule(tally.shard, phase.batch)):
-            tally.record(indices)
+            tally.record(indices.numpy())
         proof, ends = prove(tally), None
         try:
             enforce(proof, first=True)
@@ -173,7 +173,7 @@ def test_a_line_is_one_short_line_of_json(capsys: pytest.CaptureFixture[str]) ->
 def test_an_index_that_is_no_sample_is_counted_and_stays_out_of_the_digest(index: int) -> None:
     run = Run(run="r", attempt=0, pod="", task="", plan={}, rank=0, world=1, seed=0, data="")
     tally = Tally(run, Phase(name="train", epoch=1, n=10, batch=2, contract="exact", order="sequential"))
-    tally.record(torch.tensor([3, index]))
+    tally.record(np.array([3, index]))
     assert (tally.digest.words[0], tally.count, tally.outside) == (1, 2, [index])
 
 
@@ -182,7 +182,7 @@ def test_a_tally_holds_what_was_recorded_and_nothing_else() -> None:
     tally = Tally(toy.run(0, 1, Training()), phase)
     assert (tally.count, tally.digest) == (0, Digest())
     for batch in ([3, 1], [], [3, -1, 10]):
-        tally.record(torch.tensor(batch, dtype=torch.int64))
+        tally.record(np.array(batch, dtype=np.int64))
     once = digest.of_samples(locate(np.array([3, 1, 3]), 10, 0, 1), np.array([3, 1, 3]), digest.base("test"))
     assert tally.digest == once
     assert (tally.count, tally.outside) == (5, [-1, 10])

@@ -69,7 +69,7 @@ def together(world: int, options: Options, folder: Path) -> dict[str, Any]:
 def batches(epoch: int, n: int, batch: int, rank: int = 0, world: int = 1) -> Iterator[torch.Tensor]:
     """The indices of each step of a rank in an epoch of training."""
     shard = Shard(n=n, rank=rank, world=world, epoch=epoch, order="feistel-1")
-    return Schedule(shard, batch).tensors(torch.device("cpu"))
+    return map(torch.from_numpy, Schedule(shard, batch).arrays())
 
 
 def in_one_process(options: Options, trainers: int) -> tuple[Weights, list[float], int]:

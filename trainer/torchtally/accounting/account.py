@@ -138,9 +138,8 @@ class Account(Lifetime):
         samples of the one before it, so that each rank has one, unless `batch_size` is 1.
 
         Args:
-            dataset: A map-style dataset, or an IterableDataset with `__len__` and `at_indices(indices)`. If it has an
-                attribute `fingerprint`, a text, that must be the same on all ranks. Otherwise, the lengths and the
-                contents of a few samples are compared.
+            dataset: A map-style dataset. If it has an attribute `fingerprint`, a text, that must be the same on all
+                ranks. Otherwise, the lengths and the contents of a few samples are compared.
             phase: A phase of the plan (default: its only one).
             batch_size: Samples of this rank in a step.
             global_batch_size: Samples of all ranks in a step, in place of it. Then the steps are the same at any number

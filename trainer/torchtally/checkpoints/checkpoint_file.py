@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from torchtally import exchange
 from torchtally.atomic_file import replace
 from torchtally.errors import Refused
 
@@ -38,7 +39,7 @@ def save(folder: Path, epoch: int, position: int, state: State, keep: int, best:
 
     Newer files stay: a resume has skipped them. Raises OSError.
     """
-    payload = serialize(state)
+    payload = exchange.saved(state)
     folder.mkdir(parents=True, exist_ok=True)
     path = replace(folder / file_name(epoch, position), payload + hashlib.sha256(payload).digest() + _MARK)
     older = [each for each in _all(folder) if each.name < path.name and not each.is_dir()]
@@ -46,13 +47,6 @@ def save(folder: Path, epoch: int, position: int, state: State, keep: int, best:
         if each.name != best:
             each.unlink(missing_ok=True)
     return path
-
-
-def serialize(state: State) -> bytes:
-    """The bytes of torch.save, which on a full disk would leave half a file and raise RuntimeError."""
-    buffer = io.BytesIO()
-    torch.save(state, buffer)
-    return buffer.getvalue()
 
 
 def file_name(epoch: int, position: int) -> str:

@@ -31,6 +31,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map_only
 
+from torchtally import exchange
 from torchtally.checkpoints.hashing import hash_of
 from torchtally.errors import Refused
 
@@ -124,7 +125,8 @@ class Objects:
 
     def replaced(self, hashes: Hashes) -> str | None:
         """The name of a model that has had other values of a parameter. Not a call of all ranks."""
-        return _first_changed(hashes, self.hashes())
+        now = self.hashes()
+        return next((key[0] for key, value in hashes.items() if now.get(key, value) != value), None)
 
     def load(self, reader: FileSystemReader, group: dist.ProcessGroup) -> None:
         """Load all objects. A call of all ranks. Raises CheckpointException, and Refused for other objects."""
@@ -169,7 +171,7 @@ class Objects:
         for name, each in state.items():
             without = tree_map_only(Tensor, lambda tensor: None, each)  # which take most of the time, and are plain
             try:
-                torch.load(io.BytesIO(_packed(without)), weights_only=True)
+                torch.load(io.BytesIO(exchange.saved(without)), weights_only=True)
             except pickle.UnpicklingError:
                 raise Refused(
                     f"checkpoints: the state of {name!r} must have only tensors, numbers of Python, text, lists, and "
@@ -224,9 +226,9 @@ class Objects:
         if name in self._model_of:
             with _making_state(each) if loads else _without_step(each):
                 whole = get_optimizer_state_dict(self._model_of[name], each)
-            return {"state": whole["state"], "param_groups": _packed(whole["param_groups"])}
+            return {"state": whole["state"], "param_groups": exchange.saved(whole["param_groups"])}
         whole = each.state_dict()
-        return whole if _sharded(whole) else _packed(whole)
+        return whole if _sharded(whole) else exchange.saved(whole)
 
 
 @contextmanager
@@ -296,11 +298,6 @@ def _unwrapped(name: str) -> str:
     return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
 
 
-def _first_changed(before: Mapping[Any, Any], now: Mapping[Any, Any]) -> str | None:
-    """The name of an object with another value than before. What is no longer there has not changed."""
-    return next((key[0] for key, value in before.items() if now.get(key, value) != value), None)
-
-
 class _Other(Exception):
     """The checkpoint has values that nothing takes up."""
 
@@ -367,12 +364,6 @@ def tensors(value: Any) -> Iterator[Tensor]:
 def local(tensor: Tensor) -> Tensor:
     """The part of a tensor that this rank has, without its gradient."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor.detach()
-
-
-def _packed(state: Any) -> bytes:
-    buffer = io.BytesIO()
-    torch.save(state, buffer)
-    return buffer.getvalue()
 
 
 def _unpacked(data: bytes) -> Any:

@@ -54,10 +54,7 @@ def _ended(name: str, code: int, said: str) -> Finding:
 
 
 def _observed(name: str, said: str) -> Finding:
-    lines = judge.Lines()
-    for text in said.splitlines():
-        lines.add(text)
-    found = judge.judge(lines)
+    found = judge.of(said.splitlines())
     if found is None:
         if any(isinstance(each.event, events.Begun | events.Resumed) for each in events.in_lines(said.splitlines())):
             return good("samples", f"{name} has an account, which proves its samples at the end of each epoch")

@@ -106,8 +106,9 @@ def _run(name: str, options: Training, path: Path) -> None:
 
 def _taken(task: Task, test: Samples, tally: Tally) -> Iterator[tuple[Tensor, tuple[Tensor, Tensor]]]:
     """Yield the test samples of this rank, and record them once they are evaluated."""
-    for indices in Schedule(tally.shard, tally.phase.batch).tensors(torch.device("cpu")):
-        yield indices, loop.rows(task, test, indices)
+    for indices in Schedule(tally.shard, tally.phase.batch).arrays():
+        chosen = torch.from_numpy(indices)
+        yield chosen, loop.rows(task, test, chosen)
         tally.record(indices)
 
 

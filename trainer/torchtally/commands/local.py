@@ -104,9 +104,12 @@ async def _run(job: LocalJob, options: argparse.Namespace, log: BinaryIO | None)
         verdict = await controller.run()
     observation = None
     if output.observed:
-        from torchtally.local import observed  # which most jobs need not wait for
+        from torchtally.observed import judge, report  # which most jobs need not wait for
 
-        observation = observed.tell(output.observed)
+        if found := judge.of(output.observed):
+            observation = report.as_json(found)
+            with contextlib.suppress(OSError):  # the reader has left
+                report.on_stderr(found)
     if options.json:
         _print_json(job, verdict, controller, observation)
     if verdict.outcome is Outcome.INTERRUPTED and controller.interrupted_by:

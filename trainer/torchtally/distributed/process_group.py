@@ -61,7 +61,7 @@ def of_one(env: Mapping[str, str]) -> bool:
     if given:
         lacking = [name for name in _RENDEZVOUS if name not in env]
         raise Refused(
-            f"the program has no process group, and {', '.join(given)} {_are(given)} set: call "
+            f"the program has no process group, and {', '.join(given)} {'is' if len(given) == 1 else 'are'} set: call "
             "torch.distributed.init_process_group before you make an Account"
             + (f", which needs {', '.join(lacking)} as well" if lacking else "")
         )
@@ -78,10 +78,6 @@ def warn_of_gloo(device: torch.device) -> None:
             "the model is on GPUs, and the process group has gloo alone, which is slower than NCCL: "
             'call init_process_group("cpu:gloo,cuda:nccl")'
         )
-
-
-def _are(names: list[str]) -> str:
-    return "is" if len(names) == 1 else "are"
 
 
 def create(store: Store, process: Process, device: torch.device) -> None:

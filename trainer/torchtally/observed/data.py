@@ -37,9 +37,7 @@ def of(lines: Iterable[Handed]) -> Data:
         read = all(line.base.rows for line in lines if line.base)
         return (Data.SAME if read else Data.ASSUMED) if alike else Data.UNKNOWN
     leaves = range(min(len(a) for a, _ in common))
-    if any(all(a[leaf] == b[leaf] for a, b in common) and len(common) > 0 for leaf in leaves) and all(
-        a == b for a, b in common
-    ):
+    if all(a == b for a, b in common):
         return Data.SAME
     if any(_stable(seen, leaf) and any(a[leaf] != b[leaf] for a, b in common) for leaf in leaves):
         return Data.DIFFERENT

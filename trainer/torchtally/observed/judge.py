@@ -1,6 +1,6 @@
 """The verdict on everything that was observed."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
@@ -89,6 +89,14 @@ def _texts(loader: Observed, sign: Sign) -> Iterator[str]:
             every = not passes or len(passes) == len(loader.passes)
             where = "" if every else f", pass{'es' * (len(passes) > 1)} {numbers(passes)}"
             yield f"{loader.loader}{where}: {finding.text}"
+
+
+def of(texts: Iterable[str]) -> Observation | None:
+    """Judge the observed lines among these. Returns None if there is none."""
+    lines = Lines()
+    for text in texts:
+        lines.add(text)
+    return judge(lines)
 
 
 def judge(lines: Lines) -> Observation | None:

@@ -1,5 +1,7 @@
 """The verdict for people, as a table and sentences, and for programs, as JSON."""
 
+import os
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,6 +12,12 @@ from torchtally.proof import table
 HEADER = ("phase", "pass", "pod", "rank", "samples", "handed out", "lost", "doubled")
 _LEFT = ("phase", "pod")
 _MANY = 64  # ranks; beyond, rows of all ranks together are shown alone
+
+
+def on_stderr(observation: Observation) -> None:
+    """Print it for people. Raises OSError if the reader has left."""
+    colour = sys.stderr.isatty() and "NO_COLOR" not in os.environ
+    print(as_text(observation, encoding=sys.stderr.encoding, colour=colour), file=sys.stderr, flush=True)
 
 
 def as_text(observation: Observation, *, encoding: str, colour: bool) -> str:

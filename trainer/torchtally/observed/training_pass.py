@@ -39,7 +39,8 @@ def judge(lines: Lines, data: Data, world: int, elsewhere: int) -> Counted:
     if world == 1:
         return _alone(lines, shares)
     if len(lines) < world:
-        return Counted((note("some", f"{_verb(lines, 'has', 'have')} this pass alone, of {world}: not judged"),))
+        verb = "has" if len(lines) == 1 else "have"
+        return Counted((note("some", f"{ranks([*lines])} {verb} this pass alone, of {world}: not judged"),))
     if data in (Data.DIFFERENT, Data.UNKNOWN):
         return Counted((_of_own_data(lines, data),))
     if causes.replaces(lines):
@@ -282,7 +283,3 @@ def _left(lines: Lines, shares: Shares) -> Iterator[Finding]:
         else:
             how = "is still open" if any(line.end == "open" for line in left) else "ends early"
         yield note(f"left {how}", f"the pass {how}: {count} samples are handed out of {shares.size}")
-
-
-def _verb(lines: Lines, one: str, several: str) -> str:
-    return f"{ranks([*lines])} {one if len(lines) == 1 else several}"

@@ -31,7 +31,7 @@ def told(*, prints: bool) -> Iterator[None]:
     """
     number, name = tempfile.mkstemp(prefix="torchtally-observed-")
     os.close(number)
-    os.environ["TORCHTALLY_OBSERVED"] = name
+    os.environ[_FILE] = name
     own = os.getpid()
     try:
         yield
@@ -121,17 +121,9 @@ def _tell(file: Path, *, prints: bool) -> None:
         text = file.read_text(errors="replace") if prints else ""
         file.unlink()
         if text:
-            print(_said(text), file=sys.stderr, flush=True)
+            from torchtally.observed import judge, report  # which no other pod waits for
+
+            if observation := judge.of(text.splitlines()):
+                report.on_stderr(observation)
     except Exception as error:
         log.warning(f"the observation cannot be told: {type(error).__name__}: {error}")
-
-
-def _said(text: str) -> str:
-    from torchtally.observed import judge, report  # which no other pod waits for
-
-    lines = judge.Lines()
-    for line in text.splitlines():
-        lines.add(line)
-    observation = judge.judge(lines)
-    colour = sys.stderr.isatty() and "NO_COLOR" not in os.environ
-    return report.as_text(observation, encoding=sys.stderr.encoding, colour=colour) if observation else ""

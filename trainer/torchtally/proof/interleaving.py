@@ -127,7 +127,7 @@ def described(counts: Mapping[str, Counts], shard: Shard) -> list[str]:
     laps = [stated(counts).turns.counts(lap) for lap in _laps(shard)]
     sentences = []
     for number, (name, (weight, size, rows)) in enumerate(counts.items()):
-        least, most = (sum(how(lap[number], size) for lap in laps) for how in (_floor, _ceil))
+        least, most = sum(lap[number] // size for lap in laps), sum(-(-lap[number] // size) for lap in laps)
         times = str(least) if least == most else f"{least} or {most}" if least + 1 == most else f"{least} to {most}"
         whole = sum(each for each, _, _ in counts.values())
         used = f"each of its {size} samples {times} time{'s' * (times != '1')}"
@@ -138,11 +138,3 @@ def described(counts: Mapping[str, Counts], shard: Shard) -> list[str]:
 def _laps(shard: Shard) -> list[int]:
     """How many rows are consumed from the first one on; where samples are repeated, there are several such laps."""
     return [part.count for part in shard.everything]
-
-
-def _floor(rows: int, size: int) -> int:
-    return rows // size
-
-
-def _ceil(rows: int, size: int) -> int:
-    return -(-rows // size)

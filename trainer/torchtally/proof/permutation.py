@@ -5,7 +5,7 @@ CT-RSA 2002) with cycle walking: a result outside [0, n) passes through the netw
 not cryptographic.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -74,8 +74,8 @@ class Domains:
 
 
 def _walk(values: Indices, n: int, seed: int, epoch: int, *, inverse: bool) -> Indices:
-    half, wide, _ = _shape(n)
-    keys = list(round_keys(n, seed, epoch))
+    half, wide, rounds = _shape(n)
+    keys = [_key(word) for word in _words(np.array([seed & _MASK], dtype=np.uint64), epoch, rounds)[:, 0]]
     for at in range(0, len(values) if n > 1 else 0, _BLOCK):
         block = values[at : at + _BLOCK]
         block[:] = _feistel(block, half, wide, keys, inverse=inverse)
@@ -140,18 +140,13 @@ def _scramble(x: _Words, key: np.uint32, odd: np.uint32, out: _Words, other: _Wo
     out *= np.uint32(0x9E3779B1)
 
 
-def round_keys(n: int, seed: int, epoch: int) -> Iterator[tuple[np.uint32, np.uint32]]:
-    """A word to xor and an odd multiplier a round, from a splitmix64 stream that starts at (seed, epoch)."""
-    for word in _words(np.array([seed & _MASK], dtype=np.uint64), epoch, _shape(n)[2])[:, 0]:
-        yield _key(word)
-
-
 def _words(seeds: npt.NDArray[np.uint64], epoch: int, rounds: int) -> npt.NDArray[np.uint64]:
-    """For each round, a word of each seed's stream."""
+    """For each round, a word of each seed's splitmix64 stream, which starts at (seed, epoch)."""
     start = np.uint64(0xD1342543DE82EF95) * (splitmix64(seeds) ^ np.uint64(epoch))
     numbers: npt.NDArray[np.uint64] = np.arange(rounds, dtype=np.uint64)[:, None]
     return splitmix64(start + numbers)
 
 
 def _key(words: Any) -> _Key:
+    """A word to xor and an odd multiplier."""
     return (words >> np.uint64(32)).astype(np.uint32), (words & np.uint64(0xFFFFFFFF)).astype(np.uint32) | np.uint32(1)

@@ -12,11 +12,10 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from torchtally import events
+from torchtally import events, exchange
 from torchtally.accounting.proofs import kept_lines, proof_file
 from torchtally.accounting.proofs.printing import emit_last
 from torchtally.atomic_file import clear, replace
-from torchtally.checkpoints import checkpoint_file
 from torchtally.environment import pod_name
 from torchtally.errors import Refused, Volume
 from torchtally.log import log
@@ -58,7 +57,7 @@ def prepare(output: Path) -> None:
 
 def write_model(model: nn.Module, task: Task, output: Path, source: events.Source) -> dict[str, str]:
     """Write the model and the task's own files, each atomically; returns their hashes. Raises Volume."""
-    weights = checkpoint_file.serialize({name: value.cpu() for name, value in model.state_dict().items()})
+    weights = exchange.saved({name: value.cpu() for name, value in model.state_dict().items()})
     files = {MODEL: weights, **task.files(model)}
 
     def write() -> None:

@@ -159,7 +159,7 @@ class Loop:
                     group["lr"] = self.optimizer.defaults["lr"] * self._task.rate(self._done)
             # DDP divides the sum over ranks by their number. Scaled like this it is the mean over the samples of the
             # step, also where the last batch is uneven or, on some ranks, empty.
-            loss = step(batch.indices, account.world / max(batch.rows, 1))
+            loss = step(batch.data, account.world / max(batch.rows, 1))
             results.loss += loss
             samples += batch.rows
             if batch.step == batch.steps:

@@ -10,25 +10,26 @@ from torch import Tensor
 from torchtally.accounting.batches.indexed_batch import NOTHING, Taken
 from torchtally.accounting.order.sampler import Sampler
 from torchtally.accounting.order.schedule import Schedule
+from torchtally.proof.permutation import Indices
 from torchtally.training.task import Inputs, Samples
 
 _AHEAD = 2  # steps whose rows are begun
 
 
 class Steps:
-    """The batches of a phase, for `Account.epoch`: indices on the device of the samples.
+    """The batches of a phase, for `Account.epoch`.
 
     They seed only the generators of PyTorch, for dropout: nothing in a built-in task draws from another one.
 
     Args:
         sampler: This rank's part of the order.
         samples: The samples of the phase.
-        rows: What a batch has as its data, by its indices.
+        rows: What a batch has as its data, by its indices on the device of the samples (default: these).
     """
 
     seeds = makes_empty_batches = True
 
-    def __init__(self, sampler: Sampler, samples: Samples, rows: Callable[[Tensor], Any] = lambda chosen: None):
+    def __init__(self, sampler: Sampler, samples: Samples, rows: Callable[[Tensor], Any] = lambda chosen: chosen):
         self._sampler, self._samples, self._rows = sampler, samples, rows
 
     def __iter__(self) -> Iterator[Taken]:
@@ -36,12 +37,11 @@ class Steps:
         inputs = self._samples.inputs
         # What makes rows on the CPU looks at the indices there, and would wait for the device for others.
         where = device if isinstance(inputs, Tensor) else torch.device("cpu")
-        taken = schedule.tensors(where)
-        if not isinstance(inputs, Tensor):
-            taken = _begun(taken, inputs, schedule)
+        taken = schedule.arrays() if isinstance(inputs, Tensor) else _begun(schedule, inputs)
         for step, indices in enumerate(taken, schedule.skip):
             reseed(_seed(schedule, step), device)
-            yield Taken(indices, self._rows(indices), NOTHING, indices)
+            chosen = torch.from_numpy(indices).to(where, non_blocking=True)
+            yield Taken(indices, self._rows(chosen), NOTHING, indices)
 
 
 def reseed(seed: int, device: torch.device) -> None:
@@ -59,11 +59,12 @@ def _seed(schedule: Schedule, step: int) -> int:
     return seed
 
 
-def _begun(taken: Iterator[Tensor], inputs: Inputs, schedule: Schedule) -> Iterator[Tensor]:
+def _begun(schedule: Schedule, inputs: Inputs) -> Iterator[Indices]:
     """Yield the indices of each step, once the rows of the steps after it are begun."""
-    ahead: deque[Tensor] = deque()
-    for step, indices in enumerate(taken, schedule.skip):
-        inputs.begin(indices, _seed(schedule, step) ^ 1)  # other random numbers than those of the step itself
+    ahead: deque[Indices] = deque()
+    for step, indices in enumerate(schedule.arrays(), schedule.skip):
+        seed = _seed(schedule, step) ^ 1  # other random numbers than those of the step itself
+        inputs.begin(torch.from_numpy(indices), seed)
         ahead.append(indices)
         if len(ahead) > _AHEAD:
             yield ahead.popleft()

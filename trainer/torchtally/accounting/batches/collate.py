@@ -26,8 +26,7 @@ class Batch(NamedTuple):
     """The samples that one rank consumes in one step.
 
     Attributes:
-        indices: Indices of the samples, int64 (samples,), on the CPU, or on the GPU that has the tensors of the
-            dataset. A `collate_fn` can name them in a list as well.
+        indices: Indices of the samples, int64 (samples,), on the CPU. A `collate_fn` can name them in a list as well.
         data: The samples as the `collate_fn` returned them.
         rows: Number of samples of all ranks in this step; 0 until `Account.epoch` yields the batch, which sets the
             following, too.
@@ -86,8 +85,8 @@ class Collater:
         self._known = is_known(collate)
         self._sizes = Sizes(self._untold)
 
-    def make(self, fetched: Any, indices: list[int], asked: list[int], fetch: Fetch | None = None) -> Any:
-        """Return the data of `fetched`, the samples at `indices`. If they are not those asked for, a Batch names them.
+    def make(self, fetched: Any, indices: list[int], fetch: Fetch) -> Any:
+        """Return the data of `fetched`, the samples at `indices`. If it has others, a Batch names them.
 
         If it is not known which samples the data has, return the error. To find out, `fetch` reads samples again.
         """
@@ -103,9 +102,9 @@ class Collater:
         dropped: Mapping[int, str] = {}
         if isinstance(made, Batch):
             named, made, dropped = made.indices, made.data, made.dropped
-        elif problem := self._problem(made, fetched, indices, fetch):
+        elif problem := self._problem(made, indices, fetch):
             return problem
-        if named is asked:
+        if named is indices:
             return made
         array = whole(named)
         if array is None:
@@ -113,7 +112,7 @@ class Collater:
                 f"the indices that the collate_fn {_name(self.collate)} named in a Batch must be a list of integers"
             )
         # An array travels through a worker's pipe; a tensor would need shared memory.
-        exact = array.tolist() == asked and not dropped
+        exact = array.tolist() == indices and not dropped
         return made if exact else Batch(array, made, dropped=dropped)  # type: ignore[arg-type]
 
     def none(self, fetch: Fetch, index: int) -> Any:
@@ -155,20 +154,19 @@ class Collater:
         made = self.collate(samples)
         return None if isinstance(made, Batch) else made
 
-    def _problem(self, made: Any, fetched: Any, indices: list[int], fetch: Fetch | None) -> Ending | None:
+    def _problem(self, made: Any, indices: list[int], fetch: Fetch) -> Ending | None:
         """Why it is not known that `made` has all samples, each once."""
         if self._known:
             return wrong_sizes(self.collate, made, indices)
-        again = _copies(fetched, indices, None) if fetch is None else _read_again(fetch, indices)
-        if wrong := self._sizes.wrong(made, len(indices), again):
+        if wrong := self._sizes.wrong(made, len(indices), _read_again(fetch, indices)):
             return _wrong(self.collate, wrong, indices)
         return None if self._sizes.known else untold(self.collate, made)
 
 
-def _copies(fetched: Any, indices: list[int], fetch: Fetch | None) -> Copies:
+def _copies(fetched: Any, indices: list[int], fetch: Fetch) -> Copies:
     """Copies of the samples of a step, before the collate_fn has changed them."""
     if not isinstance(fetched, list):  # of all at once
-        return _read_again(fetch, indices) if fetch else lambda number, times: None
+        return _read_again(fetch, indices)
     return lambda number, times: Samples(copied(fetched[number], times), [indices[number]] * times)
 
 
@@ -176,7 +174,7 @@ def _read_again(fetch: Fetch, indices: list[int]) -> Copies:
     def copies(number: int, times: int) -> Any:
         index = indices[number]
         fetched = fetch([index])
-        return _copies(fetched, [index], None)(0, times) if isinstance(fetched, list) else fetch([index] * times)
+        return _copies(fetched, [index], fetch)(0, times) if isinstance(fetched, list) else fetch([index] * times)
 
     return copies
 
@@ -218,7 +216,7 @@ def _wrong(collate: Collate, sizes: Collection[int], indices: list[int]) -> Unpr
 
 
 def whole(indices: Any) -> Indices | None:
-    """Return the indices that a collate_fn or a stream named as an array; None if they are no list of integers."""
+    """Return the indices that a collate_fn named as an array; None if they are no list of integers."""
     array = indices.numpy(force=True) if isinstance(indices, Tensor) else np.asarray(indices)
     if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
         return None

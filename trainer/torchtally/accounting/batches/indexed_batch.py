@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 from torchtally.accounting.batches.collate import Batch
 from torchtally.proof.permutation import Indices
@@ -16,17 +15,17 @@ class Taken(NamedTuple):
     """A batch that a loader yields.
 
     Attributes:
-        indices: Its samples, int64 (samples,). Those that are on a GPU are not waited for: the proof looks at them.
+        indices: Its samples, int64 (samples,).
         data: What the collate_fn has made of them.
         dropped: Samples that the collate_fn has left out, with the reasons.
         asked: The samples of its step, which are the same object as `indices` where nothing else was said; None if the
             loader does not know the steps.
     """
 
-    indices: Indices | Tensor
+    indices: Indices
     data: Any
     dropped: Mapping[int, str] = NOTHING
-    asked: Indices | Tensor | None = None
+    asked: Indices | None = None
 
     @property
     def is_last(self) -> bool:
@@ -36,9 +35,4 @@ class Taken(NamedTuple):
     @property
     def batch(self) -> Batch:
         """It for a loop that takes it with its indices."""
-        return Batch(copy_of(self.indices), self.data, dropped=self.dropped)
-
-
-def copy_of(indices: Indices | Tensor) -> Tensor:
-    """The indices as a loop receives them, which may write to them."""
-    return indices.clone() if isinstance(indices, Tensor) else torch.from_numpy(indices.copy())
+        return Batch(torch.tensor(self.indices), self.data, dropped=self.dropped)

@@ -16,19 +16,16 @@ from torchtally.accounting.batches.collate import (
     Batch,
     Collate,
     Collater,
-    Samples,
     is_known,
     untold,
     whole,
     wrong_sizes,
 )
 from torchtally.accounting.batches.indexed_batch import NOTHING, Taken
-from torchtally.accounting.batches.sizes import copied
 from torchtally.accounting.data.facts import changed_length
 from torchtally.accounting.data.inner import fetched
 from torchtally.accounting.order import randomness
 from torchtally.accounting.order.drawn import AnySampler, Draw
-from torchtally.accounting.order.sampler import Sampler
 from torchtally.accounting.order.schedule import Schedule
 from torchtally.errors import Ending, Refused, Unproven
 from torchtally.proof.permutation import Indices
@@ -54,13 +51,13 @@ _INSTEAD = {
     "streaming": ": read it by torchtally.streams.mds.MDS",
     "webdataset": ": read it by torchtally.streams.webdataset.TarFiles",
 }
-Asked = tuple[int, Indices]  # a request's mark, and the indices of its step
+Asked = tuple[int, Indices]  # a request's number, and the indices of its step
 # Its number, the seed of what the dataset draws, the indices of its step, and where to begin with a filler if need be.
 Request = tuple[int, int, list[int], int | None]
 
 
 class ByStep(data.Dataset[Any]):
-    """A dataset whose items are the batches of steps, each with the mark of its request."""
+    """A dataset whose items are the batches of steps, each with the number of its request."""
 
     def __init__(self, dataset: Any, n: int, collate: Collate):
         self.dataset, self.n, self.collater = dataset, n, Collater(collate)
@@ -86,14 +83,13 @@ class ByStep(data.Dataset[Any]):
             return number, ending
 
     def rows(self, schedule: Schedule | Draw, filler: int | None) -> Iterator[Taken]:
-        """Yield the batches of tensors: rows at once, on their device, by indices that are made there."""
+        """Yield the batches of tensors: rows at once, on their device."""
         device = self.dataset.tensors[0].device
-        for indices in schedule.tensors(device):
+        for indices in schedule.arrays():
             if (now := len(self.dataset)) != self.n:
                 raise Refused(changed_length(self.n, now))
-            chosen = indices
-            if filler is not None and not len(indices):
-                chosen = torch.tensor([filler], device=device)
+            chosen = torch.tensor([filler]) if filler is not None and not len(indices) else torch.from_numpy(indices)
+            chosen = chosen.to(device, non_blocking=True)
             yield Taken(indices, [each[chosen] for each in self.dataset.tensors], NOTHING, indices)
 
     def _filler(self, first: int) -> Any:
@@ -121,68 +117,10 @@ class ByStep(data.Dataset[Any]):
         if self.at_once:  # the same batch, without a tensor for each sample
             rows = torch.tensor(indices)
             return [each[rows] for each in self.dataset.tensors]
-        return self.collater.make(self._fetched(indices), indices, indices, self._fetched)
+        return self.collater.make(self._fetched(indices), indices, self._fetched)
 
     def _fetched(self, indices: list[int]) -> Any:
         return fetched(self.dataset, indices)
-
-
-class StreamByStep(data.IterableDataset[Any]):
-    """The same for an IterableDataset that has `at_indices`: worker k of W reads the steps k, k + W, k + 2W, ..."""
-
-    def __init__(self, dataset: Any, sampler: Sampler, collate: Collate):
-        self.dataset, self.sampler, self.collater = dataset, sampler, Collater(collate)
-        self.fills = torch.tensor(False).share_memory_()  # with workers that outlive an epoch
-
-    def __iter__(self) -> Iterator[tuple[int, Any]]:
-        samples = iter(self.dataset.at_indices(index for step in self._own() for index in step))
-        last: tuple[int, Any] = 0, None
-        kept: tuple[int, Any] | None = None  # a sample that is not dropped
-        seed = _seed(self.sampler.shard)
-        for step in self._own():
-            randomness.reseed(randomness.mixed(seed + step[0]))
-            pairs = list(islice(samples, len(step)))
-            if not pairs:
-                return  # the stream ended early, which `Account.epoch` detects
-            last = pairs[-1]
-            indices, values = ([*each] for each in zip(*pairs, strict=True))
-            made = self.collater.make(values, indices, step)
-            if self.fills and isinstance(made, Batch):
-                if len(made.indices):
-                    kept = pairs[indices.index(int(made.indices[0]))]
-                else:
-                    made = self._filled(made, kept)
-            yield _mark(step), made
-        # DataLoader polls the workers in turn and skips those that have ended, so this batch comes last.
-        info = data.get_worker_info()
-        if self.sampler.idle and (info is None or info.id == 0):
-            index, sample = last if last[1] is not None else self._last_of_the_shard()
-            if self.fills:
-                index, sample = kept or (index, sample)
-                yield _mark([]), self._one(index, sample)
-            else:
-                yield _mark([]), self.collater.none(lambda indices: copied(sample, len(indices)), index)
-
-    def _one(self, index: int, sample: Any) -> Any:
-        made = self.collater.collate(Samples([sample], [index]))
-        return made.data if isinstance(made, Batch) else made
-
-    def _filled(self, made: Batch, kept: tuple[int, Any] | None) -> Any:
-        """A batch whose samples are all dropped, with a filler, or the error."""
-        if kept is None:
-            return Refused("the collate_fn drops all samples of a worker's first batch, so it has no filler")
-        return made._replace(data=self._one(*kept))
-
-    def _last_of_the_shard(self) -> tuple[int, Any]:
-        """A sample to cut an empty batch from, where all others are consumed before a resume."""
-        shard = self.sampler.shard
-        pair: tuple[int, Any] = next(iter(self.dataset.at_indices(iter(shard.indices(shard.size - 1).tolist()))))
-        return pair
-
-    def _own(self) -> Iterator[list[int]]:
-        info = data.get_worker_info()
-        first, stride = (info.id, info.num_workers) if info else (0, 1)
-        return filter(None, islice(self.sampler.steps(), first, None, stride))
 
 
 class Requests(data.Sampler[Request]):
@@ -216,9 +154,8 @@ class StepLoader(data.DataLoader[Any]):
     """A DataLoader of a sampler's steps, whose items are `Taken`.
 
     The indices do not travel through the workers, which would need shared memory for each batch. This process knows
-    which it asked for, and each answer carries the mark of its request: for a map-style dataset the request's number,
-    for a stream, which is asked for nothing, the hash of the indices of its step. Only samples that are others than
-    those of the step, by the word of the collate_fn or of the stream, come with their indices.
+    which it asked for, and each answer carries the number of its request. Only samples that are others than those of
+    the step, by the word of the collate_fn, come with their indices.
 
     Attributes:
         schedule: The steps of the next iteration (default: those that the sampler has chosen).
@@ -228,6 +165,7 @@ class StepLoader(data.DataLoader[Any]):
 
     schedule: Schedule | Draw | None = None
     fills = False
+    makes_empty_batches = True
 
     def __init__(self, dataset: Any, sampler: AnySampler, collate_fn: Collate | None = None, **options: Any):
         if taken := sorted(options.keys() & _TAKEN):
@@ -235,19 +173,13 @@ class StepLoader(data.DataLoader[Any]):
         options["worker_init_fn"] = partial(_begin_worker, options.get("worker_init_fn"))
         collate = collate_fn or data.default_collate
         self._sampler_of_steps = sampler
-        if isinstance(dataset, data.IterableDataset):
-            assert isinstance(sampler, Sampler)  # a sampler of the program's own asks for single samples
-            super().__init__(StreamByStep(dataset, sampler, collate), batch_size=None, collate_fn=_as_it_is, **options)
-        else:
-            steps = Requests(sampler)
-            super().__init__(
-                ByStep(dataset, sampler.n, collate), batch_size=None, sampler=steps, collate_fn=_as_it_is, **options
-            )
+        self._steps, self._requests = ByStep(dataset, sampler.n, collate), Requests(sampler)
+        super().__init__(self._steps, batch_size=None, sampler=self._requests, collate_fn=_as_it_is, **options)
 
     @property
     def _at_once(self) -> bool:
         """Whether it has a dataset of tensors, of which no Python code makes samples."""
-        return isinstance(self.dataset, ByStep) and self.dataset.at_once and not (self.num_workers or self.pin_memory)
+        return self._steps.at_once and not (self.num_workers or self.pin_memory)
 
     @property
     def seeds(self) -> bool:
@@ -257,24 +189,17 @@ class StepLoader(data.DataLoader[Any]):
     @property
     def source(self) -> Any:
         """The dataset that it was made of."""
-        by_step: Any = self.dataset
-        return by_step.dataset
+        return self._steps.dataset
 
     def __iter__(self) -> Iterator[Taken]:  # type: ignore[override]
-        requests, answers, schedule = self.sampler, super().__iter__, self.schedule or self._sampler_of_steps.schedule
-        if not isinstance(requests, Requests):
-            stream: Any = self.dataset
-            stream.fills.fill_(self.fills)
-            return _answered(answers(), ((_mark(step.tolist()), step) for step in schedule.arrays()))
+        requests, schedule = self._requests, self.schedule or self._sampler_of_steps.schedule
         if self._at_once:
-            tensors: Any = self.dataset
-            rows: Iterator[Taken] = tensors.rows(schedule, self._sampler_of_steps.filler if self.fills else None)
-            return rows
+            return self._steps.rows(schedule, self._sampler_of_steps.filler if self.fills else None)
         requests.schedule, requests.fills = schedule, self.fills
         if not self.num_workers and not self.pin_memory:
             # DataLoader's own loop would take a third of a small step, most of it for the profiler.
-            return _answered(map(self.dataset.__getitem__, requests), _first(requests.asked))
-        return _answered(answers(), _first(requests.asked))
+            return _answered(map(self.dataset.__getitem__, requests), requests.asked)
+        return _answered(super().__iter__(), requests.asked)
 
 
 def _begin_worker(own: Callable[[int], object] | None, number: int) -> None:
@@ -300,12 +225,11 @@ def dataset_problem(dataset: Any) -> str | None:
             f"a {type(dataset).__name__} is no dataset: pass its dataset, and its batch_size and other arguments to "
             "account.loader()"
         )
-    stream = isinstance(dataset, data.IterableDataset)
-    if hasattr(dataset, "__len__") and (hasattr(dataset, "at_indices") or not stream):
+    if hasattr(dataset, "__len__") and not isinstance(dataset, data.IterableDataset):
         return None
     libraries = (kind.__module__.partition(".")[0] for kind in type(dataset).__mro__)
     advice = next((_INSTEAD[library] for library in libraries if library in _INSTEAD), "")
-    return f"a {type(dataset).__name__} needs __len__{' and at_indices(indices)' if stream else ''}{advice}"
+    return f"a {type(dataset).__name__} must be a map-style dataset, with __len__ and __getitem__{advice}"
 
 
 def checked(taken: Any, batches: Any, where: str) -> Taken:
@@ -333,32 +257,22 @@ def checked(taken: Any, batches: Any, where: str) -> Taken:
     return Taken(indices.numpy(), taken[1])
 
 
-def _answered(answers: Iterator[Any], requests: Iterator[Asked]) -> Iterator[Taken]:
-    for mark, made in answers:
-        asked = next(requests, None)
-        if asked is None or mark != asked[0]:
+def _answered(answers: Iterator[Any], requests: deque[Asked]) -> Iterator[Taken]:
+    for number, made in answers:
+        asked, step = requests.popleft() if requests else (None, None)
+        if step is None or number != asked:
             raise Unproven("the loader's batches came in another order than that of its steps")
         if isinstance(made, Ending):
             raise made
-        step = asked[1]
         if isinstance(made, Batch):
-            yield Taken(made.indices, made.data, made.dropped, step)
+            yield Taken(made.indices, made.data, made.dropped, step)  # type: ignore[arg-type]  # an array here
         else:
             yield Taken(step, made, NOTHING, step)
-
-
-def _first(asked: deque[Asked]) -> Iterator[Asked]:
-    while asked:
-        yield asked.popleft()
 
 
 def _seed(shard: Shard) -> int:
     """What a dataset draws follows from seed, epoch and step, whichever process fetches it: `mixed` with the step."""
     return randomness.mixed(shard.seed, shard.epoch)
-
-
-def _mark(step: list[int]) -> int:
-    return hash(tuple(step))
 
 
 def _as_it_is(batch: Any) -> Any:

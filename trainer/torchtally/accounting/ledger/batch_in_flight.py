@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from torchtally.accounting.batches.collate import Batch
-from torchtally.accounting.batches.indexed_batch import copy_of
 from torchtally.checkpoints.objects import tensors
 from torchtally.proof.permutation import Indices
 
@@ -36,7 +35,7 @@ class Handed:
 
     epoch: "EpochInProgress"
     step: int
-    indices: Indices | Tensor
+    indices: Indices
     data: Any
     dropped: Mapping[int, str]
     rows: int
@@ -51,7 +50,7 @@ class Handed:
     def batch(self) -> Batch:
         """It for a loop that takes it with its indices: the same object each time."""
         if self._batch is None:
-            indices = copy_of(self.indices)
+            indices = torch.tensor(self.indices)  # a copy: the loop may write to it
             epoch = self.epoch
             epoch.given[self.step] = indices
             self._batch = Batch(indices, self.data, self.rows, epoch.phase, self.step, epoch.total, self.dropped)

@@ -13,7 +13,7 @@ from torchtally.accounting.ledger.batch_in_flight import Handed
 from torchtally.accounting.ledger.drops import Drops
 from torchtally.accounting.ledger.state import Position
 from torchtally.accounting.ledger.tally import Tally
-from torchtally.accounting.order.drawn import Draw
+from torchtally.accounting.order.drawn import Draw, shown
 from torchtally.accounting.order.schedule import Schedule
 from torchtally.errors import Refused, Unproven
 from torchtally.log import log
@@ -50,7 +50,7 @@ class EpochInProgress:
         self.phase, self._world = tally.phase.name, schedule.shard.world
         self.handed = self.counted = schedule.skip
         # Indices, and those dropped, of the batches that are handed out and do not count yet.
-        self._pending: deque[tuple[Indices | Tensor, Indices | None]] = deque()
+        self._pending: deque[tuple[Indices, Indices | None]] = deque()
         self.given: dict[int, Tensor] = {}  # the indices that the loop has, by step, of those that it took with these
         self._skipped: set[int] = set()  # steps of these, by the program
         self.weighed = False  # whether the steps of named optimizers count its batches
@@ -146,23 +146,23 @@ class EpochInProgress:
     def _left_out(self, taken: Taken) -> Indices | None:
         """The samples that a batch leaves out, if any. Raises Unproven unless the others are those of the step."""
         where = self.where(self.handed + 1)
-        expected = _on_cpu(next(self._expected) if taken.asked is None else taken.asked)
-        found, dropped = _on_cpu(taken.indices), None
+        expected = next(self._expected) if taken.asked is None else taken.asked
+        found, dropped = taken.indices, None
         if taken.dropped:
             dropping.check(taken.dropped, where)
             left_out = np.isin(expected, [*taken.dropped])
             if foreign := sorted({*taken.dropped} - {*expected.tolist()}):
-                raise Unproven(f"{where} is not proved: the batch drops {_shown(foreign)}, not of this step")
+                raise Unproven(f"{where} is not proved: the batch drops {shown(foreign)}, not of this step")
             dropped, expected = expected[left_out], expected[~left_out]
         if found.tobytes() != expected.tobytes() and not np.array_equal(np.sort(found), np.sort(expected)):
             lacks, foreign = _less(expected, found), _less(found, expected)
-            parts = [f"lacks {_shown(lacks)}"] * bool(lacks) + [f"has {_shown(foreign)} too many"] * bool(foreign)
+            parts = [f"lacks {shown(lacks)}"] * bool(lacks) + [f"has {shown(foreign)} too many"] * bool(foreign)
             size = self.schedule.batch // self.schedule.shard.world
             hint = f"; the loader's batch_size must be the sampler's, {size}" if len(found) != len(expected) else ""
             raise Unproven(f"{where} is not proved: the batch {' and '.join(parts)}{hint}")
         return dropped
 
-    def take(self, indices: Indices | Tensor, dropped: Indices | None = None) -> int:
+    def take(self, indices: Indices, dropped: Indices | None = None) -> int:
         """Note a batch as handed out, whatever samples it has. Returns the samples of all ranks that its step has."""
         self.handed += 1
         self._pending.append((indices, dropped))
@@ -186,7 +186,7 @@ class EpochInProgress:
     def has(self, batch: Batch) -> bool:
         """Whether the batch is one of this epoch that does not count yet."""
         own = self._waiting(batch.step)
-        return own is not None and np.array_equal(_on_cpu(own), _on_cpu(batch.indices))
+        return own is not None and np.array_equal(own, batch.indices.numpy(force=True))
 
     def unskippable(self, step: int, batch: Batch | None) -> str | None:
         """Why a step cannot be skipped."""
@@ -198,9 +198,8 @@ class EpochInProgress:
     def skip(self, step: int, reason: str) -> None:
         """Count a step's samples as dropped, once the steps before it count."""
         place = step - self.counted - 1
-        indices, dropped = self._pending[place]
-        left = _on_cpu(indices)
-        self._pending[place] = indices[:0], left if dropped is None else np.concatenate([left, dropped])
+        left, dropped = self._pending[place]
+        self._pending[place] = left[:0], left if dropped is None else np.concatenate([left, dropped])
         if self.drops:
             self.drops.say(self.where(step), dict.fromkeys(left.tolist(), reason))
             self.drops.post(step, self.tally.digest_of(left))
@@ -232,17 +231,17 @@ class EpochInProgress:
         """Count all batches that are handed out."""
         self.count(self.handed)
 
-    def commit_upto(self, step: int, indices: Indices | Tensor) -> None:
+    def commit_upto(self, step: int, indices: Tensor) -> None:
         """Count the batches up to `step`, which has these indices. Raises Refused if it is not to be counted."""
         own = self._waiting(step)
-        if own is None or not np.array_equal(_on_cpu(own), _on_cpu(indices)):
+        if own is None or not np.array_equal(own, indices.numpy(force=True)):
             raise Refused(
                 f"{self.where(step)}: commit() must receive a batch that is handed out and not committed: "
                 f"{self.counted} of {self.handed} batches are committed"
             )
         self.count(step)
 
-    def _waiting(self, step: int) -> Indices | Tensor | None:
+    def _waiting(self, step: int) -> Indices | None:
         """The indices of a batch that is handed out and does not count yet."""
         return self._pending[step - self.counted - 1][0] if self.counted < step <= self.handed else None
 
@@ -278,14 +277,6 @@ class EpochInProgress:
         return f": the loop left the epoch in step {self.handed} of {self.total}{asks}"
 
 
-def _on_cpu(indices: Indices | Tensor) -> Indices:
-    return indices.numpy(force=True) if isinstance(indices, Tensor) else indices
-
-
 def _less(one: Indices, other: Indices) -> list[int]:
     """What `one` has more often than `other`."""
     return sorted((Counter(one.tolist()) - Counter(other.tolist())).elements())
-
-
-def _shown(indices: list[int]) -> str:
-    return f"sample{'s' * (len(indices) > 1)} {', '.join(map(str, indices[:8]))}{', …' * (len(indices) > 8)}"

@@ -20,9 +20,6 @@ from torchtally.proof.shard_sizes import ShardSizes, stated_runs
 from torchtally.proof.worlds import World
 
 VERSION = 1
-WITH_DROPS = 2  # an earlier release would take what is dropped for consumed
-UNFINISHED = 3  # an earlier release would leave out the rest of an epoch
-_KNOWN = (VERSION, WITH_DROPS, UNFINISHED)
 Hash = tuple[str, int, int]  # of a parameter: data type, number of values, and the hash of these
 
 
@@ -287,10 +284,7 @@ class State:
 
     def to_text(self) -> str:
         """The state as JSON."""
-        phases = self.phases.values()
-        drops = any(each.dropped_digest or any(position.dropped for position in each.positions) for each in phases)
-        version = UNFINISHED if self.unfinished else WITH_DROPS if drops else VERSION
-        return json.dumps({"v": version, **_stated(self)}, separators=(",", ":"))
+        return json.dumps({"v": VERSION, **_stated(self)}, separators=(",", ":"))
 
     @classmethod
     def from_text(cls, text: object) -> Self:
@@ -303,7 +297,6 @@ class State:
             raise ValueError(f"it is cut off or damaged: {rules.short(text, 60)!r}") from None
         if not isinstance(values, dict):
             raise ValueError(f"it must be an object, not {rules.short(text, 60)!r}")
-        if values.get("v") not in _KNOWN:
-            known = ", ".join(map(str, _KNOWN))
-            raise ValueError(f"its version is {rules.show(values.get('v'))}, and this release reads {known}")
+        if values.get("v") != VERSION:
+            raise ValueError(f"its version is {rules.show(values.get('v'))}, and this release reads {VERSION}")
         return cls(**rules.checked(cls, Values(values)))

@@ -3,11 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-import torch
+import numpy as np
 import torch.distributed as dist
 
 from torchtally import events
-from torchtally.accounting.order import cuda
 from torchtally.pod import stacks
 from torchtally.proof import digest
 from torchtally.proof.contract import Contract
@@ -18,8 +17,7 @@ from torchtally.proof.order import Order
 from torchtally.proof.permutation import Indices
 from torchtally.proof.shards import Shard
 
-# Indices that enter the digest at a time. On a GPU, this waits for it.
-_FLUSH, _FLUSH_ON_GPU = 1 << 15, 1 << 20
+_FLUSH = 1 << 15  # indices that enter the digest at a time
 _COUNTABLE = 1 << 24  # samples; up to so many all consumed indices are kept, to count faults that cannot be named
 
 
@@ -74,9 +72,6 @@ class Phase:
         )
 
 
-_NONE = torch.empty(0, dtype=torch.int64)
-
-
 class Tally:
     """The record of what one rank consumed in one phase.
 
@@ -94,21 +89,21 @@ class Tally:
         self.count = 0
         self.outside: list[int] = []  # -1 is an index for a tensor, and no sample: the first few of such
         self._digest = Digest()
-        self._pending: list[Indices | torch.Tensor] = []
+        self._pending: list[Indices] = []
         self._pending_count = 0
-        self._kept: list[torch.Tensor] | None = [] if phase.n <= _COUNTABLE else None
+        self._kept: list[Indices] | None = [] if phase.n <= _COUNTABLE else None
 
-    def record(self, indices: Indices | torch.Tensor, dropped: Indices | None = None) -> None:
+    def record(self, indices: Indices, dropped: Indices | None = None) -> None:
         """Note `indices` (int64) as consumed, others as dropped: call it after the step that used them."""
         stacks.consumed()
         if dropped is not None:
             self._flush()
             self.dropped += self.digest_of(dropped)
             if self._kept is not None:
-                self._kept.append(torch.from_numpy(dropped))
+                self._kept.append(dropped)
         self._pending.append(indices)
         self._pending_count += len(indices)
-        if self._pending_count >= _FLUSH and (self._pending_count >= _FLUSH_ON_GPU or not _is_on_gpu(indices)):
+        if self._pending_count >= _FLUSH:
             self._flush()
 
     @property
@@ -121,7 +116,7 @@ class Tally:
     def kept(self) -> Indices | None:
         """All recorded indices, also of what was dropped; None where they are too many to keep."""
         self._flush()
-        return None if self._kept is None else torch.cat(self._kept or [_NONE]).numpy(force=True)
+        return None if self._kept is None else np.concatenate([np.empty(0, dtype=np.int64), *self._kept])
 
     @property
     def expected(self) -> tuple[int, Digest]:
@@ -144,7 +139,7 @@ class Tally:
     def _flush(self) -> None:
         if not self._pending:
             return
-        consumed = torch.cat([*map(torch.as_tensor, self._pending)])
+        consumed = np.concatenate(self._pending)
         self._pending, self._pending_count = [], 0
         self.count += len(consumed)
         samples = consumed
@@ -156,15 +151,6 @@ class Tally:
         if self._kept is not None:
             self._kept.append(consumed)
 
-    def digest_of(self, indices: Indices | torch.Tensor) -> Digest:
+    def digest_of(self, indices: Indices) -> Digest:
         """The digest of samples (int64) of the phase."""
-        g = digest.base(self.run.run)
-        if isinstance(indices, torch.Tensor):
-            if indices.is_cuda:
-                return cuda.digest_of(cuda.positions_of(indices, self.shard), indices, g)
-            indices = indices.numpy()
-        return digest.of_samples(self.shard.positions_of(indices), indices, g)
-
-
-def _is_on_gpu(indices: Indices | torch.Tensor) -> bool:
-    return isinstance(indices, torch.Tensor) and indices.is_cuda
+        return digest.of_samples(self.shard.positions_of(indices), indices, digest.base(self.run.run))

@@ -11,7 +11,6 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from torchtally import exchange
 from torchtally.accounting.order.own_sampler import Source
@@ -88,10 +87,6 @@ class Draw:
     def batch(self) -> int:
         """Samples of all ranks in the largest step."""
         return int(np.diff(self.rows).max(initial=1))
-
-    def tensors(self, device: torch.device) -> Iterator[Tensor]:
-        """Yield this rank's sample indices of each step that is left, on `device`."""
-        return (torch.from_numpy(each).to(device) for each in self.arrays())
 
     def reached(self, steps: int) -> int:
         """Samples of all ranks in the first steps."""
@@ -262,7 +257,7 @@ class DrawnSampler:
             times = np.bincount(flat, minlength=self.n)
             times = times if same else self._sum(times)
             parts = {"more than once": np.flatnonzero(times > 1), "never": np.flatnonzero(times == 0)}
-            wrong = " and ".join(f"{_shown(those)} {how}" for how, those in parts.items() if len(those))
+            wrong = " and ".join(f"{shown(those.tolist())} {how}" for how, those in parts.items() if len(those))
         if same:
             raise Refused(f"{where}: the sampler must draw each sample once, and draws {wrong}: {_AS_DRAWN}")
         raise Refused(
@@ -324,6 +319,7 @@ def _hash(batches: list[Indices], places: Words) -> Words:
     return np.add.reduceat(values, begins, dtype=np.uint64)
 
 
-def _shown(indices: Indices) -> str:
-    shown = ", ".join(map(str, indices[:_NAMED].tolist()))
-    return f"{'samples' if len(indices) > 1 else 'sample'} {shown}{', …' * (len(indices) > _NAMED)}"
+def shown(indices: list[int]) -> str:
+    """Some samples for a sentence."""
+    few = ", ".join(map(str, indices[:_NAMED]))
+    return f"sample{'s' * (len(indices) > 1)} {few}{', …' * (len(indices) > _NAMED)}"

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
-import torch
 import torch.distributed as dist
 from torch.utils import data
 
@@ -14,8 +13,6 @@ from torchtally.errors import Refused
 from torchtally.proof.contract import Contract
 from torchtally.proof.order import Order
 from torchtally.proof.shards import Shard
-
-_WHOLE = -1  # the end of an epoch that has none of its own
 
 
 class Sampler(data.Sampler[int]):
@@ -68,13 +65,11 @@ class Sampler(data.Sampler[int]):
         self.rank = dist.get_rank() if rank is None else rank
         self.world = dist.get_world_size() if world is None else world
         self.batch = global_batch_size or batch_size * self.world
-        # Epoch, start, steps to skip, and end: shared with workers that outlive an epoch.
-        self._place = torch.tensor([0, 0, 0, _WHOLE]).share_memory_()
+        self.set_epoch(0)
 
     @property
     def shard(self) -> Shard:
         """What this rank consumes in the epoch that `set_epoch` chose."""
-        epoch, start, _, end = self._place.tolist()
         return Shard(
             n=self.n,
             rank=self.rank,
@@ -82,9 +77,9 @@ class Sampler(data.Sampler[int]):
             contract=self.contract,
             order=self.order,
             seed=self.seed,
-            epoch=epoch,
-            start=start,
-            end=None if end == _WHOLE else end,
+            epoch=self._epoch,
+            start=self._start,
+            end=self._end,
         )
 
     @property
@@ -116,7 +111,7 @@ class Sampler(data.Sampler[int]):
     @property
     def schedule(self) -> Schedule:
         """The steps of what was chosen."""
-        return Schedule(self.shard, self.batch, int(self._place[2]), self.drop_last, self.shared)
+        return Schedule(self.shard, self.batch, self._skip, self.drop_last, self.shared)
 
     def salt(self, step: int, indices: list[int]) -> int:
         """What the randomness of a step depends on: its samples, at any number of ranks."""
@@ -134,7 +129,7 @@ class Sampler(data.Sampler[int]):
 
     def choose(self, epoch: int, start: int, skip: int, end: int | None = None) -> None:
         """Choose a part of an epoch: positions `start` to `end` of its order, without the first `skip` steps."""
-        self._place.copy_(torch.tensor([epoch, start, skip, _WHOLE if end is None else end]))
+        self._epoch, self._start, self._skip, self._end = epoch, start, skip, end
 
     def steps(self) -> Iterator[list[int]]:
         """Yield this rank's indices of each step. All ranks have equally many steps; the last one can be empty."""

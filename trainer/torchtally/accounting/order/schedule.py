@@ -1,20 +1,14 @@
 """The steps of a rank in one phase of one epoch: for the tensors of a built-in task, and for a user's loader."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import pairwise
-from typing import Any
 
-import torch
-from torch import Tensor
-
-from torchtally.accounting.order import cuda
 from torchtally.proof.permutation import Indices
 from torchtally.proof.shards import Shard
 
-# Indices computed at a time: many steps' worth, little memory.
-_CHUNK, _CHUNK_ON_GPU = 1 << 15, 1 << 20
+_CHUNK = 1 << 15  # indices computed at a time: many steps' worth, little memory
 
 
 @dataclass(frozen=True)
@@ -73,23 +67,14 @@ class Schedule:
 
     def arrays(self) -> Iterator[Indices]:
         """Yield this rank's sample indices of each step that is left, int64 (samples,)."""
-        return self._cut(lambda begin, end: _indices(self.shard, begin, end), _CHUNK)
-
-    def tensors(self, device: torch.device) -> Iterator[Tensor]:
-        """Yield the same on `device`."""
-        if device.type == "cuda":
-            return self._cut(lambda begin, end: cuda.indices(self.shard, begin, end, device), _CHUNK_ON_GPU)
-        return self._cut(lambda begin, end: torch.from_numpy(self.shard.indices(begin, end)), _CHUNK)
-
-    def _cut(self, computed: Callable[[int, int], Any], chunk: int) -> Iterator[Any]:
         own, uneven = divmod(self.batch, self.shard.world)
-        steps, at_once = self.steps, max(1, chunk * self.shard.world // self.batch)
+        steps, at_once = self.steps, max(1, _CHUNK * self.shard.world // self.batch)
         for first in range(self.skip, steps, at_once):
             last = min(first + at_once, steps)
             numbers = range(first, last + 1)
             equal = not uneven and not self.shared
             bounds: Sequence[int] = range(first * own, last * own + 1, own) if equal else [*map(self.begin, numbers)]
-            some = computed(bounds[0], bounds[-1])
+            some = _indices(self.shard, bounds[0], bounds[-1])
             for low, high in pairwise(bounds):
                 yield some[low - bounds[0] : high - bounds[0]]
 

@@ -22,8 +22,9 @@ from torchtally.accounting.guards.apart import Apart
 from torchtally.accounting.ledger.tally import Run
 from torchtally.accounting.reporting import stragglers
 from torchtally.accounting.reporting.step_time import StepTime, Times
-from torchtally.accounting.reporting.stragglers import RankTimes, Slow
+from torchtally.accounting.reporting.stragglers import RankTimes
 from torchtally.environment import progress_seconds
+from torchtally.events import Straggler
 from torchtally.log import log
 from torchtally.record.sentences import of_straggler
 
@@ -31,6 +32,7 @@ _FIRST_SECONDS = 1.0  # to the first one, in which nothing is judged: it holds t
 _LEAST_SECONDS = 1.0  # between two
 _COMPARED = 8  # steps before ranks leave their weights for a warning
 _TRIPS = 3  # messages, of which the fastest counts
+_NONE = Straggler(slow=None, slow_rank=None, loses_in=None, seconds=None, others=None)
 
 
 class Meeting:
@@ -54,8 +56,8 @@ class Meeting:
         self._number = 0
         self._trips: deque[float] = deque([0.0], maxlen=_TRIPS)
         self._read: dict[int, int] = {}  # by rank: the number of what was read last
-        self._found: tuple[str, str] | None = None  # pod, and in what it loses time, by the last meeting
-        self._told: tuple[str, str] | None = None
+        self._found: tuple[str | None, str | None] | None = None  # pod, and in what it loses time, by the last meeting
+        self._told: tuple[str | None, str | None] | None = None
         self._epoch = ""  # of which the ranks compare their weights, once
 
     def compare(self, phase: str, completed: Callable[[str], int]) -> None:
@@ -132,28 +134,15 @@ class Meeting:
             log.warning(sentence)
         self._apart = None
 
-    def _tell(self, slow: Slow | None) -> None:
+    def _tell(self, slow: Straggler | None) -> None:
         """Report what two meetings have found, once, until it changes."""
-        found = (slow.pod, slow.loses_in) if slow else None
+        found = (slow.slow, slow.loses_in) if slow else None
         confirmed, self._found = found == self._found, found
         if not confirmed or found == self._told:
             return
         self._told = found
-        event = _event(slow)
         if slow:
-            log.warning(f"{slow.pod} (rank {slow.rank}) is slower than the other pods: {of_straggler(event)}")
+            log.warning(f"{slow.slow} (rank {slow.slow_rank}) is slower than the other pods: {of_straggler(slow)}")
         else:
             log.info("no pod is slower than the other pods any more")
-        events.emit(event, self._run.source)
-
-
-def _event(slow: Slow | None) -> events.Straggler:
-    if slow is None:
-        return events.Straggler(slow=None, slow_rank=None, loses_in=None, seconds=None, others=None)
-    return events.Straggler(
-        slow=slow.pod,
-        slow_rank=slow.rank,
-        loses_in=slow.loses_in,
-        seconds=round(slow.seconds, 6),
-        others=None if slow.others is None else round(slow.others, 6),
-    )
+        events.emit(slow or _NONE, self._run.source)

@@ -40,11 +40,10 @@ class Pace:
         """Whether it is time for a report."""
         return time.monotonic() >= self._due
 
-    def report(self, current: EpochInProgress, done: float, loss: float | None, times: Times | None = None) -> None:
+    def report(self, current: EpochInProgress, done: float, loss: float | None, times: Times) -> None:
         """Report how far an epoch is, the training's completed share, and the times of all steps so far."""
         assert self._began is not None
-        timed = times and times.since(self._timed)
-        self._timed = times or self._timed
+        timed, self._timed = times.since(self._timed), times
         run, phase, samples = current.tally.run, current.tally.phase, current.samples(0, current.counted)
         now, (began, done_before), (last, before) = time.monotonic(), self._began, self._last[phase.name]
         left = (now - began) * (1 - done) / (done - done_before) if done > done_before else None
@@ -57,10 +56,10 @@ class Pace:
             samples_per_second=round((samples - before) / max(now - last, 1e-9), 1),
             loss=loss,
             seconds_left=None if left is None else round(max(0.0, left), 1),
-            timed_steps=timed.steps if timed else None,
-            data_wait=round(timed.data_wait, 6) if timed else None,
-            compute=round(timed.compute, 6) if timed else None,
-            communication=round(timed.communication, 6) if timed else None,
+            timed_steps=timed.steps,
+            data_wait=round(timed.data_wait, 6),
+            compute=round(timed.compute, 6),
+            communication=round(timed.communication, 6),
         )
         events.emit(event, run.source)
         self._last[phase.name], self._due = (now, samples), now + self._seconds

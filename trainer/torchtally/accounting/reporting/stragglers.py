@@ -9,6 +9,8 @@ import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from torchtally.events import Straggler
+
 FACTOR = 1.5  # times the median of the other pods: from there on a pod is slower than they are
 LINK_FACTOR, LINK_SECONDS = 3.0, 0.005  # the same for a message to rank 0 and back, which takes at least so long
 WAITING = 0.2  # the share of a step in communication, below which a slow link costs nothing
@@ -30,18 +32,7 @@ class RankTimes:
         return self.data_wait + self.compute
 
 
-@dataclass(frozen=True, kw_only=True)
-class Slow:
-    """A pod that is slower than the others."""
-
-    pod: str
-    rank: int  # its slowest one
-    loses_in: str  # data_wait, compute, or communication
-    seconds: float  # a step; in communication, of a message to rank 0 and back
-    others: float | None  # the median of the other pods; None in communication if there is none but rank 0's
-
-
-def find(ranks: Iterable[RankTimes]) -> Slow | None:
+def find(ranks: Iterable[RankTimes]) -> Straggler | None:
     """The pod that is slower than the others, if there is one. Rank 0 comes first."""
     pods: dict[str, list[RankTimes]] = {}
     for each in ranks:
@@ -51,23 +42,17 @@ def find(ranks: Iterable[RankTimes]) -> Slow | None:
     return _by_own_time({pod: max(own, key=lambda each: each.own) for pod, own in pods.items()}) or _by_link(pods)
 
 
-def _by_own_time(slowest_ranks: Mapping[str, RankTimes]) -> Slow | None:
+def _by_own_time(slowest_ranks: Mapping[str, RankTimes]) -> Straggler | None:
     slowest = max(slowest_ranks.values(), key=lambda each: each.own)
     others = [each for each in slowest_ranks.values() if each is not slowest]
     if slowest.own <= FACTOR * statistics.median(each.own for each in others):
         return None
     usual = {part: statistics.median(getattr(each, part) for each in others) for part in ("data_wait", "compute")}
     loses_in = max(usual, key=lambda part: getattr(slowest, part) - usual[part])
-    return Slow(
-        pod=slowest.pod,
-        rank=slowest.rank,
-        loses_in=loses_in,
-        seconds=getattr(slowest, loses_in),
-        others=usual[loses_in],
-    )
+    return _straggler(slowest, loses_in, getattr(slowest, loses_in), usual[loses_in])
 
 
-def _by_link(pods: Mapping[str, list[RankTimes]]) -> Slow | None:
+def _by_link(pods: Mapping[str, list[RankTimes]]) -> Straggler | None:
     everyone = [each for own in pods.values() for each in own]
     if statistics.median(each.communication / max(each.own + each.communication, 1e-9) for each in everyone) < WAITING:
         return None
@@ -77,4 +62,9 @@ def _by_link(pods: Mapping[str, list[RankTimes]]) -> Slow | None:
     usual = statistics.median(others) if others else None
     if slowest.trip < max(LINK_SECONDS, LINK_FACTOR * (usual or 0.0)):
         return None
-    return Slow(pod=slowest.pod, rank=slowest.rank, loses_in="communication", seconds=slowest.trip, others=usual)
+    return _straggler(slowest, "communication", slowest.trip, usual)
+
+
+def _straggler(of: RankTimes, loses_in: str, seconds: float, others: float | None) -> Straggler:
+    usual = None if others is None else round(others, 6)
+    return Straggler(slow=of.pod, slow_rank=of.rank, loses_in=loses_in, seconds=round(seconds, 6), others=usual)

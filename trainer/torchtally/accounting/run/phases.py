@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils import data
 
 from torchtally.accounting.batches import step_loader
 from torchtally.accounting.data.fingerprint import UNKNOWN, fingerprint, is_unknown
@@ -200,7 +199,7 @@ class Phases:
                 f"the plan of {phase} is in {', '.join(planned)}, and with a sampler of its own it must be in whole "
                 "epochs: account.stop() ends a run within one"
             )
-        if isinstance(dataset, data.IterableDataset) or getattr(dataset, "ordered", False):
+        if getattr(dataset, "ordered", False):
             raise Refused(f"{phase}: a {type(dataset).__name__} has an order of its own: it takes no sampler")
         seed, members = self._attempt.run.seed, self._attempt.members
         sampler = DrawnSampler(
@@ -417,15 +416,9 @@ class Phases:
                 f"{phase}: Accelerate's prepare() has divided the batches of this rank over the ranks once more: do "
                 "not prepare the DataLoader of an account"
             )
-        # An empty batch is cut from another sample's batch; a stream has only the samples of its own indices.
-        source = getattr(batches, "dataset", None)
-        able = isinstance(source, step_loader.ByStep) or (isinstance(source, step_loader.StreamByStep) and len(sampler))
-        able = able or getattr(batches, "makes_empty_batches", False)
-        if sampler.idle and not able:
-            ours = isinstance(source, step_loader.StreamByStep)
-            why = "is a stream, which has no sample to make an empty batch of" if ours else "makes no empty batch"
+        if sampler.idle and not getattr(batches, "makes_empty_batches", False):
             return (
                 f"{phase} leaves this rank without a sample in the last step ({sampler.n} samples, {sampler.world} "
-                f"ranks), and its loader {why}: use {'' if ours else 'account.loader, or '}contract padded or drop_last"
+                "ranks), and its loader makes no empty batch: use account.loader, or contract padded or drop_last"
             )
         return None

@@ -3,7 +3,6 @@
 Watchers have the names of the built-in tasks: a number that is logged in the phase `train` as `loss` is `train_loss`.
 """
 
-import atexit
 import functools
 import os
 import re
@@ -116,7 +115,6 @@ class Reports:
 
     def end(self, error: BaseException | None) -> None:
         """The run ends, with this error if it is not None."""
-        atexit.unregister(self._abandoned)
         self._open.__exit__(type(error) if error else None, error, None)
 
     def _notify(self, run: Run, checkpoints: Rounds | None) -> None:
@@ -125,14 +123,9 @@ class Reports:
         for each in self._requested.callbacks(run, self._options, Places.from_env(os.environ).output, self._model):
             watchers.append(self._open.enter_context(each))
         if watchers:
-            atexit.register(self._abandoned)
             self._watchers = Callbacks(watchers)
             share = self._consumed / self._planned if self._planned else 0.0
             self._watchers.begin(self._phases.steps_so_far, share)
-
-    def _abandoned(self) -> None:
-        """Python ends, and the account was not left."""
-        self.end(RuntimeError("the program ended before its account"))
 
     def _read(self) -> None:
         """Wait for the logged numbers, and report them."""
