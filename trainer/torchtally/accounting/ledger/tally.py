@@ -8,7 +8,6 @@ import torch.distributed as dist
 
 from torchtally import events
 from torchtally.accounting.order import cuda
-from torchtally.pod import stacks
 from torchtally.proof import digest
 from torchtally.proof.contract import Contract
 from torchtally.proof.digest import Digest
@@ -17,6 +16,7 @@ from torchtally.proof.line import NAMED
 from torchtally.proof.order import Order
 from torchtally.proof.permutation import Indices
 from torchtally.proof.shards import Shard
+from torchtally_observer import signs
 
 # Indices that enter the digest at a time. On a GPU, this waits for it.
 _FLUSH, _FLUSH_ON_GPU = 1 << 15, 1 << 20
@@ -100,7 +100,7 @@ class Tally:
 
     def record(self, indices: Indices | torch.Tensor, dropped: Indices | None = None) -> None:
         """Note `indices` (int64) as consumed, others as dropped: call it after the step that used them."""
-        stacks.consumed()
+        signs.taken()
         if dropped is not None:
             self._flush()
             self.dropped += self.digest_of(dropped)
