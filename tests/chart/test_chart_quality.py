@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
+from torchtally.local import manifest
+
 Helm = Callable[..., subprocess.CompletedProcess[str]]
 Render = Callable[..., list[dict[str, Any]]]
 
@@ -33,6 +35,15 @@ def test_examples_are_what_the_chart_renders(render: Render, example: str, value
     text = (ROOT / "examples" / f"{example}.yaml").read_text()
     documents = [document for document in yaml.safe_load_all(text) if document]
     assert documents == render("--skip-tests", *values), "run `make examples`"
+
+
+@pytest.mark.parametrize("api", ["pytorchjob", "trainjob"])
+def test_the_local_runner_takes_what_the_chart_renders(render: Render, tmp_path: Path, api: str) -> None:
+    documents = render(f"--set=api={api},workers=2,model.accessMode=ReadWriteMany", "--set=args={--epochs,7}")
+    (path := tmp_path / "job.yaml").write_text(yaml.safe_dump_all(documents))
+    job = manifest.load(path).job
+    assert job.name == "demo" and len(job.pods) == 3
+    assert [pod.container["args"][-2:] for pod in job.pods] == 3 * [["--epochs", "7"]]
 
 
 def test_the_definitions_of_kubernetes_are_its_own() -> None:

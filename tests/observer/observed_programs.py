@@ -69,7 +69,8 @@ def run(folder: Path, program: str, ranks: int = 2, local: int | None = None, **
     path.write_text(_BEGIN + program)
     common = {**os.environ, "TORCHTALLY_OBSERVE": "auto", "MASTER_ADDR": "127.0.0.1", **variables}
     common |= {"MASTER_PORT": str(free_port()), "WORLD_SIZE": str(ranks)}
-    common |= {"PYTHONPATH": str(HERE), "PYTHONUNBUFFERED": "1"}
+    places = [str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]
+    common |= {"PYTHONPATH": os.pathsep.join(places), "PYTHONUNBUFFERED": "1"}
     common.pop("TORCHTALLY_OBSERVED", None)
     processes = [
         subprocess.Popen(

@@ -103,6 +103,38 @@ train(DataLoader(Rows(), 20))
     assert any("samples that are augmented or padded anew could not be seen" in note for note in ended.notes)
 
 
+SHUFFLED = """
+rank, world = setup()
+class Rows(IterableDataset):
+    epoch = 0
+    def set_epoch(self, epoch): self.epoch = epoch
+    def __iter__(self):
+        worker = torch.utils.data.get_worker_info()
+        order = torch.randperm(400, generator=torch.Generator().manual_seed(self.epoch)).tolist()
+        return (data()[at] for at in order[rank::world][worker.id :: worker.num_workers])
+rows = Rows()
+train(DataLoader(rows, 20, num_workers=2, persistent_workers={persistent}), epochs=3, before={before})
+"""
+SAME = "is the same in each of 3 passes: set_epoch(epoch) of the dataset is never called, or changes nothing"
+
+
+@pytest.mark.parametrize(
+    ("persistent", "before", "said"),
+    [
+        (True, "rows.set_epoch", SAME + " in persistent workers, which keep the copy of the dataset"),
+        (False, "rows.set_epoch", None),
+        (False, "lambda epoch: None", SAME),
+    ],
+    ids=["never reaches the workers", "right", "never called"],
+)
+def test_a_stream_in_one_order(tmp_path: Path, persistent: bool, before: str, said: str | None) -> None:
+    """VeOmni's streams: workers that live on never learn the epoch that the main process sets."""
+    ended = programs.run(tmp_path, SHUFFLED.format(persistent=persistent, before=before))
+    assert ended.codes == [0, 0] and not ended.faults, ended.err
+    notes = [note for note in ended.notes if "the order of its rows" in note]
+    assert len(notes) == (said is not None) and all(said in note for note in notes), ended.notes
+
+
 def test_rank_0_that_draws_for_all_is_right(tmp_path: Path) -> None:
     program = """
 from accelerate import Accelerator, DataLoaderConfiguration

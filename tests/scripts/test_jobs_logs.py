@@ -130,8 +130,9 @@ def test_a_pod_whose_ranks_hang_says_where_they_stand_until_they_go_on() -> None
     stands = "rank 1 stands in load (data.py:7)"
     hangs = told.line(28, told.WORKER, events.Stuck(seconds=240.0, stands=stands, stacks=None))
     goes_on = told.progress(29, told.WORKER, 1, 2, 2)
-    for more, does in ([hangs], f"is stuck: {stands}"), ([hangs, goes_on], "trains"):
-        shown = drawn([*told.RESUMED, *more], 120, Standing.RUNNING, 30)
+    continued = told.line(29, told.WORKER, events.Continued())
+    for more, does in ([], f"takes no batch: {stands}"), ([goes_on], "trains"), ([continued], "trains"):
+        shown = drawn([*told.RESUMED, hangs, *more], 120, Standing.RUNNING, 30)
         assert does in next(line for line in shown if line.startswith(told.WORKER))
 
 

@@ -121,6 +121,8 @@ def sampler(source):
         values["in"] = own[0]
     if isinstance(skipped, int):
         values["skipped"] = skipped
+    if is_stream(source.dataset) and hasattr(type(source.dataset), "set_epoch"):  # it decides on its order itself
+        values.update(set_epoch=True, persistent=bool(source.persistent))
     return values
 
 

@@ -8,7 +8,7 @@ has returned counts: workers fetch ahead. `__init__` stays as it is: its warning
 import sys
 from collections import deque
 
-from torchtally_observer import process
+from torchtally_observer import process, signs
 
 _FRAMES = 12  # between a resumed iterator's `__init__` and what it draws
 _NOT_YET = object()  # of an iterator that has asked for nothing
@@ -28,8 +28,11 @@ def install(module):
 def _stepped(*_):
     observed = process.current()
     observed.steps += 1
+    if observed.off:
+        return
     if not observed.armed:
         observed.begins()
+    signs.taken()
 
 
 def _observe_loaders(module):
@@ -100,6 +103,7 @@ class Source:
     def __init__(self, iterator):
         self.dataset, self.sampler = iterator._dataset, iterator._index_sampler
         self.workers, self.batched = iterator._num_workers, iterator._auto_collation
+        self.persistent = getattr(iterator, "_persistent_workers", False)
 
 
 class Handing:
@@ -121,6 +125,7 @@ class Handing:
         index = self.asked.popleft() if self._in_order and self.asked else self._unordered_index(iterator)
         if self._replayed is not False and self._replays(iterator):
             return
+        signs.taken()
         self._pass.received(index, batch)
 
     def failed(self, iterator):

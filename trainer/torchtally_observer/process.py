@@ -6,7 +6,7 @@ import os
 import time
 import weakref
 
-from torchtally_observer import line, ranks
+from torchtally_observer import line, ranks, signs
 from torchtally_observer.passes import Pass
 
 _LINES_OF_A_LOADER = 256  # passes beyond are summed up
@@ -66,9 +66,8 @@ class Process:
 
     def begins(self):
         """An optimizer steps before any pass: a rank that draws no batch is none that is missing."""
-        if not self.off:
-            self.guarded(ranks.look)
-            self.arm()
+        self.guarded(ranks.look)
+        self.arm()
 
     def _release(self):
         held, self._held = self._held, None
@@ -133,6 +132,7 @@ class Process:
         if not self.off:
             self.off = True
             self._open.clear()
+            signs.unseen()
             line.write(self._fields(off=_told(error)))
 
     def _say(self, ended, how):
@@ -162,6 +162,7 @@ class Process:
         """Say at the end of this process what is open then."""
         if not self.armed:
             self.armed = True
+            signs.give()
             atexit.register(self.finish)
             # Children of multiprocessing end without atexit.
             multiprocessing.util.Finalize(None, self.finish, exitpriority=1)

@@ -5,6 +5,7 @@ The k smallest distinct values of a uniform hash estimate how many distinct rows
 """
 
 import base64
+import hashlib
 import heapq
 import zlib
 from array import array
@@ -25,7 +26,7 @@ class Stream:
     def __init__(self, single):
         self._single = single
         self._heap, self._kept = [], set()  # negative, so that the largest one comes first
-        self._read = 0
+        self._read, self._order = 0, hashlib.blake2b(digest_size=8)
         self._keyed = False
 
     def add(self, _index, batch):
@@ -39,6 +40,7 @@ class Stream:
             if each is None:
                 continue
             self._read += 1
+            self._order.update(each.to_bytes(4, "little"))
             if (len(heap) == KEPT and each >= -heap[0]) or each in kept:
                 continue
             if len(heap) == KEPT:
@@ -84,6 +86,7 @@ class Stream:
         kept = array("I", sorted(self._kept))
         return {
             "rows": self._read,
+            "order": self._order.hexdigest(),
             "keys": self._keyed,
             "smallest": base64.b64encode(kept.tobytes()).decode().rstrip("="),
         }

@@ -2,6 +2,7 @@
 
 import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -77,7 +78,72 @@ def test_ranks_that_go_on_have_not_hung(two: launched.Job, tmp_path: Path) -> No
     assert [pod.wait() for pod in pods] == [0, 0], pods[1].errors
     for pod in pods:
         assert len(reported(pod.errors, events.Stuck)) == 1
+        assert len(reported(pod.errors, events.Continued)) == 1
         assert "the ranks continue" in pod.errors and "Before:" not in pod.errors
+
+
+OBSERVED = """
+import os, time
+import torch, torch.distributed as dist
+from torch.utils.data import DataLoader
+
+def exports():
+    while not os.path.exists("{end}"):
+        time.sleep(0.1)
+
+def train(samples):
+    for batch in DataLoader(torch.ones(samples, 1)):
+        model(batch).sum().backward()
+        optimizer.step()
+
+dist.init_process_group("gloo")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+if dist.get_rank() == 0:
+    train(3)
+    exports()
+    train(1)
+else:
+    train(4)
+"""
+
+
+def test_ranks_of_an_observed_script_that_have_unequal_batches_are_told_and_not_ended(
+    two: launched.Job, tmp_path: Path
+) -> None:
+    (path := tmp_path / "uneven.py").write_text(OBSERVED.format(end=tmp_path / "end"))
+    pods = two.all(["run", str(path)])
+    for pod in pods:
+        launched.until("it is told", lambda pod=pod: reported(pod.errors, events.Stuck))
+    (tmp_path / "end").touch()
+    assert [pod.wait() for pod in pods] == [0, 0], pods[1].errors
+    for pod in pods:
+        (told,) = reported(pod.errors, events.Stuck)
+        assert re.search(r"rank 0( \(demo-master-0\))? stands in exports \(uneven.py:\d+\)", told.stands), told
+        assert re.search(r"rank 1( \(demo-worker-0\))? stands in _engine_run_backward ", told.stands), told
+        assert f"no rank of this pod has taken a batch for 1 s: {told.stands}" in pod.errors
+        assert len(reported(pod.errors, events.Continued)) == 1
+
+
+SIGNS = """
+import subprocess, sys
+from torchtally_observer import process, signs
+signs.give()
+signs.taken()
+subprocess.run([sys.executable, "-c", "from torchtally_observer import signs; signs.give(); signs.taken()"], check=True)
+{more}
+"""
+
+
+@pytest.mark.parametrize(("more", "count"), [("", 1), ("process.current().turn_off(ValueError())", 0)])
+def test_the_signs_of_a_rank(tmp_path: Path, more: str, count: int) -> None:
+    """What it starts has the same environment, and gives none. An observer that has failed sees no batch any more."""
+    variables = {"TORCHTALLY_STACKS": str(tmp_path), "RANK": "3"}
+    program = [sys.executable, "-c", SIGNS.format(more=more)]
+    for _ in range(2):  # a rank may be started again
+        with subprocess.Popen(program, env={**os.environ, **variables}) as started:
+            assert started.wait() == 0
+        assert [*stacks.signs(tmp_path)] == [stacks.Sign(rank=3, pid=started.pid, count=count, over=False)]
 
 
 def test_ranks_that_do_not_notice_are_asked_before_they_are_killed(tmp_path: Path) -> None:

@@ -63,6 +63,7 @@ EXAMPLES: list[events.Event] = [
     events.WriteFailed(output="/output", cause="[Errno 28] No space left on device"),
     events.Complete(model=None, output="/output"),
     events.Stuck(seconds=240.0, stands="rank 1 stands in load (data.py:7)", stacks="/output/stacks-demo-worker-0.txt"),
+    events.Continued(),
     events.Observed(
         of_rank=1, loader="train.py:41 (Points)", phase="train", number=2, samples=30, batches=3, whole=True
     ),

@@ -13,12 +13,12 @@ from torchtally.commands.load import load_task
 from torchtally.distributed import process_group, shared_memory
 from torchtally.environment import Places
 from torchtally.options import Training
-from torchtally.pod import stacks
 from torchtally.pod.failure import exit_rank
 from torchtally.training import artifacts
 from torchtally.training.loop import Loop
 from torchtally.training.setup import set_up
 from torchtally.training.task import Task
+from torchtally_observer import signs
 
 compat.import_optimizers()  # before the fork of the ranks, which share it
 
@@ -59,7 +59,7 @@ def _fit(task: Task, name: str, options: Training, output: Path) -> None:
         account.describe(options.training_options(), trained)
         checkpoints = loop.checkpoints(output)
         loop.fit(checkpoints)
-        stacks.over()
+        signs.over()
         if account.rank == 0:
             source, epochs = account.source, loop.results.epochs
             hashes = artifacts.write_model(loop.model, task, output, source)

@@ -231,7 +231,7 @@ def does(life: Life, *, trains: bool = False) -> str:
     if life.ended is not None:
         return "has ended" if life.code == 0 else f"ended with {life.code}"
     if life.stuck is not None and life.stuck == life.last:
-        return f"is stuck: {life.stands}"
+        return f"takes no batch: {life.stands}"
     moments = [getattr(life, name) for name, _ in _STEPS]
     reached = max((at for at, moment in enumerate(moments) if moment is not None), default=None)
     if trains and life.started is None and life.data is None:

@@ -100,7 +100,7 @@ def line(overview: Overview) -> str:
 
 def halted(overview: Overview) -> list[str]:
     """The pods that wait for the cluster, or hang, each with what it waits for or where it stands."""
-    return [f"{pod.name} {pod.does}" for pod in overview.pods if pod.does.startswith(("waits:", "is stuck:"))]
+    return [f"{pod.name} {pod.does}" for pod in overview.pods if pod.does.startswith(("waits:", "takes no batch:"))]
 
 
 def _parts(overview: Overview, encoding: str, width: int) -> Iterator[RenderableType]:

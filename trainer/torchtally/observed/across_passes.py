@@ -23,6 +23,10 @@ def of_epochs(passes: Passes, world: int, same: Data) -> Iterator[Finding]:
     if first.order is None or first.samples < 2:
         return
     alike = len(orders) == 1
+    if first.base is None:
+        if alike and whole and first.sampler.get("set_epoch") and len(first.smallest) > 1:
+            yield _one_order_of_a_stream(first, len(numbered))
+        return
     if alike and whole and _shuffles(first):
         never = "; the program never calls set_epoch(epoch) of its sampler" if _ignores_epochs(passes) else ""
         yield note("one order", f"the order is the same in each of {len(numbered)} passes{never}")
@@ -37,6 +41,13 @@ def of_epochs(passes: Passes, world: int, same: Data) -> Iterator[Finding]:
                 f"the same {missing} of {shares.size} samples{which} are handed out in no pass: shuffle anew in each "
                 "epoch, or hand out the last ones",
             )
+
+
+def _one_order_of_a_stream(line: Handed, passes: int) -> Finding:
+    why = "set_epoch(epoch) of the dataset is never called, or changes nothing"
+    if line.sampler.get("persistent"):
+        why += " in persistent workers, which keep the copy of the dataset that they began with"
+    return note("one order", f"the order of its rows is the same in each of {passes} passes: {why}")
 
 
 def _shuffles(line: Handed) -> bool:

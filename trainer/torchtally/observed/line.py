@@ -166,7 +166,7 @@ def _handed(values: Mapping[str, Any], process: Process, loader: Loader) -> Hand
         gradients=bool(values.get("gradients")),
         base=base,
         handed=_samples(values, count) if indexed else None,
-        order=_text(values, "order") if indexed else None,
+        order=_name(values, "order"),
         head=str(values.get("head")) if indexed else None,
         twice=_bits(values["twice"]) if "twice" in values else 0,
         holds=_held(_object(values, "holds")) if "holds" in values else None,

@@ -1,7 +1,7 @@
 """A watch over ranks that hang: where each of them stands is written down before anything ends them.
 
-Ranks that wait for one another all stop where one of them does. So a pod hangs if none of its ranks has consumed
-anything for a while. Each pod finds this by itself, and the pods tell each other where their ranks stand.
+Ranks that wait for one another all stop where one of them does. So a pod hangs if none of its ranks has taken a batch
+for a while. Each pod finds this by itself, and the pods tell each other where their ranks stand.
 """
 
 import contextlib
@@ -34,26 +34,26 @@ class Hang:
         pod: Its name.
         folder: In which its ranks show that they go on, and write their stacks.
         output: The folder that gets the stacks.
-        seconds: How long the ranks consume nothing until they count as hanging; 0 for never.
+        seconds: How long the ranks take no batch until they count as hanging; 0 for never.
         share: None if the pods of this job tell each other nothing.
     """
 
     def __init__(self, pod: str, folder: Path, output: Path, seconds: float, share: Share | None) -> None:
         self._pod, self._folder, self._output, self._seconds, self._share = pod, folder, output, seconds, share
         self._told: str | None = None  # where the ranks stand, if they still do
-        self._count = 0  # of what they had consumed by then
+        self._count = 0  # of what they had taken by then
         self._late = False  # whether it is told that ranks do not end
         self._one_at_a_time = threading.Lock()
 
     @property
     def sentence(self) -> str | None:
         """Where the ranks stand, if they hang or have ended so."""
-        return self._told if self._consumed() == self._count else None
+        return self._told if self._taken() == self._count else None
 
     @property
     def trained(self) -> bool:
-        """Whether the ranks have consumed anything."""
-        return self._consumed() > 0
+        """Whether the ranks have taken a batch."""
+        return self._taken() > 0
 
     def start(self) -> None:
         """Begin to watch, in a thread."""
@@ -72,7 +72,7 @@ class Hang:
         still = before = over = 0
         while True:
             time.sleep(interval)
-            now = self._consumed()
+            now = self._taken()
             still = still + 1 if now == before and now and not signals.begun() else 0
             if self._told and now != self._count:
                 self._goes_on()
@@ -84,12 +84,13 @@ class Hang:
             if over * interval >= self._seconds and not self._late:
                 self._write_late()
 
-    def _consumed(self) -> int:
+    def _taken(self) -> int:
         return sum(sign.count for sign in stacks.signs(self._folder))
 
     def _goes_on(self) -> None:
         self._told = None
         log.info("the ranks continue")
+        events.emit(events.Continued(), events.Source(pod=self._pod))
         if self._share:
             with contextlib.suppress(DistError):
                 self._share(None)
@@ -102,10 +103,10 @@ class Hang:
             own: Stands = [(rank, self._pod, stacks.place(text)) for rank, text in found if text]
             if not own:
                 return
-            self._count = self._consumed()
+            self._count = self._taken()
             path = self._keep("\n\n".join(f"rank {rank} ({self._pod})\n{text}" for rank, text in found))
             self._told = gist(self._all(own, wait))
-            how = f"no rank of this pod has consumed anything for {seconds:g} s: " if seconds else ""
+            how = f"no rank of this pod has taken a batch for {seconds:g} s: " if seconds else ""
             log.warning(f"{how}{self._told}" + (f"; their stacks are in {path}" if path else ""))
             event = events.Stuck(seconds=seconds, stands=self._told, stacks=str(path) if path else None)
             events.emit(event, events.Source(pod=self._pod))

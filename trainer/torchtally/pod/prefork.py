@@ -23,9 +23,9 @@ from threadpoolctl import threadpool_limits
 
 from torchtally import compat, standard_output
 from torchtally.errors import Ending
-from torchtally.pod import parent_death, stacks
+from torchtally.pod import parent_death
 from torchtally.pod.failure import exit_rank
-from torchtally_observer import process
+from torchtally_observer import process, signs
 
 Result = TypeVar("Result")
 # macOS' own libraries do not survive a fork.
@@ -152,7 +152,7 @@ def _wait(go: Connection, others: Sequence[Connection], threads: int | None) -> 
     _close_inherited_files()
     os.environ.clear()
     os.environ.update(env)
-    stacks.listen()
+    signs.give()
     with contextlib.suppress(OSError):
         Path("/proc/self/comm").write_text(f"rank {env['RANK']}")  # which `ps` and `top` show
     # In any case, and here: a fork leaves torch's thread pool to be made anew by its next user, and two threads at once

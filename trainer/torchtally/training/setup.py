@@ -14,8 +14,9 @@ from torchtally.distributed import process_group
 from torchtally.environment import Places, Process
 from torchtally.errors import Refused
 from torchtally.log import log
-from torchtally.pod import device, stacks
+from torchtally.pod import device
 from torchtally.training.task import Samples, Task
+from torchtally_observer import signs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +38,7 @@ def set_up(task: Task, data: Path | None, facts: Mapping[str, Any], prepare: Cal
     """
     process = Process.from_env(os.environ)
     places = Places.from_env(os.environ)
-    stacks.listen()
+    signs.give()
 
     # The handshake gives a problem of one rank to all, so that all pods report it.
     problem = train = test = where = None

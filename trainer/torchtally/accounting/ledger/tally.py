@@ -7,7 +7,6 @@ import numpy as np
 import torch.distributed as dist
 
 from torchtally import events
-from torchtally.pod import stacks
 from torchtally.proof import digest
 from torchtally.proof.contract import Contract
 from torchtally.proof.digest import Digest
@@ -16,6 +15,7 @@ from torchtally.proof.line import NAMED
 from torchtally.proof.order import Order
 from torchtally.proof.permutation import Indices
 from torchtally.proof.shards import Shard
+from torchtally_observer import signs
 
 _FLUSH = 1 << 15  # indices that enter the digest at a time
 _COUNTABLE = 1 << 24  # samples; up to so many all consumed indices are kept, to count faults that cannot be named
@@ -95,7 +95,7 @@ class Tally:
 
     def record(self, indices: Indices, dropped: Indices | None = None) -> None:
         """Note `indices` (int64) as consumed, others as dropped: call it after the step that used them."""
-        stacks.consumed()
+        signs.taken()
         if dropped is not None:
             self._flush()
             self.dropped += self.digest_of(dropped)

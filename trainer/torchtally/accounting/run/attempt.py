@@ -26,8 +26,9 @@ from torchtally.distributed.failures import Failures
 from torchtally.distributed.handshake import agree
 from torchtally.environment import Process, call_seconds
 from torchtally.errors import Ending, Lost, Refused, lost_a_peer
-from torchtally.pod import retries, stacks
+from torchtally.pod import retries
 from torchtally.proof import line as tally_line
+from torchtally_observer import signs
 
 _handshakes = count()  # of all accounts: each handshake has its own keys in the job's store
 _accounts = count(1)  # of this process
@@ -94,7 +95,7 @@ class Attempt:
         self._default = weakref.ref(dist.group.WORLD)
         self._failures = Failures(PrefixStore(f"torchtally/account {number}", compat.default_store()))
         problem = problem or tally_line.problem({"task": task, "plan": dict.fromkeys(plan, 1), "seed": seed})
-        stacks.listen()
+        signs.give()
         own, self._path, record = restart.find(number, process.run, task)
         # A seed of another type, which is refused with the other facts, may have no JSON form.
         stated = {"seed": seed if type(seed) is int else repr(seed), "_anew": anew, "guards off": [*off]}
@@ -234,7 +235,7 @@ class Attempt:
 
     def complete(self, made: tuple[str, str] | None) -> None:
         """Record and report that the plan is fulfilled, and the model, if one is `made`."""
-        stacks.over()
+        signs.over()
         _completed.add(self.run.run)
         if self.prints:
             model, output = made or (None, None)
