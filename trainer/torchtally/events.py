@@ -232,7 +232,7 @@ class Observed(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class Ended(Event):
-    """The entry point of a pod ends. A pod that refuses its arguments, or that is killed, does not report it."""
+    """The entry point of a pod ends. A pod that is killed does not report it."""
 
     code: Annotated[int, "exit code"]
     kind: Annotated[str | None, "known, unexplained (an exit code alone), consequence (of another pod's end), or null"]

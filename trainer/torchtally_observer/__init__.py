@@ -14,6 +14,7 @@ contents    what a few samples hold, as checksums
 streams     rows without indices, as their smallest checksums
 ranks       who this process is among the ranks
 line        the lines
+uncaught    an error that all ranks of a pod raise, whose traceback one of them prints
 
 sitecustomize starts it where this folder is on PYTHONPATH: in an image that has nothing of torchtally.
 
