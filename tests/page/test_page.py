@@ -129,7 +129,7 @@ def test_an_observed_program(browser: Browser, path: Path) -> None:
         tip = page.inner_text("#vg-tooltip-element").split()
         assert " ".join(tip) == (
             "who rank 1 pass 2 samples as expected handed out 20 lost by all ranks 0 of 40 samples "
-            "doubled by all ranks 0 of 40 samples"
+            "duplicated by all ranks 0 of 40 samples"
         )
 
 

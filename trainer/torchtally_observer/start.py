@@ -43,7 +43,7 @@ def _observe(module):
 
         uncaught.print_once()
         patches.install(module)
-    except Exception as error:  # whatever it is, the program goes on
+    except Exception as error:  # whatever it is, the program continues
         _say_off(error)
 
 

@@ -51,7 +51,7 @@ def listen() -> None:
 
 
 def consumed() -> None:
-    """As a rank, show that it goes on."""
+    """As a rank, show that it continues."""
     if _listening:
         _listening.count += 1
         _SIGN.pack_into(_listening.sign, 0, _listening.pid, _listening.count)

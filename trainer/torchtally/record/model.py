@@ -19,7 +19,7 @@ class State(StrEnum):
     """How far a run is, by its last event."""
 
     RUNNING = "running"
-    STOPPED = "stopped"  # by a signal, or by the end of rank 0's pod; a retry may go on
+    STOPPED = "stopped"  # by a signal, or by the end of rank 0's pod; a retry may continue
     COMPLETE = "complete"  # its plan is fulfilled
 
 
