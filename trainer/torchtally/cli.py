@@ -139,8 +139,14 @@ def _launch(program: _Program) -> Callable[[], int]:
     """Return in a forked rank alone, with what it runs."""
     launch = _training("torchtally.pod.launch")
     is_complete = partial(_is_complete, program.task) if program.task else lambda _: False
-    output = tasks.options_of(program.task).output if program.task else None
-    code: Callable[[], int] | int = launch.launch(program.command, os.environ, is_complete, program.module, output)
+    output = options = None
+    if program.task:
+        chosen = tasks.options_of(program.task)
+        output = chosen.output
+        options = ", ".join(f"{name}={value}" for name, value in chosen.training_options().items() if value is not None)
+    code: Callable[[], int] | int = launch.launch(
+        program.command, os.environ, is_complete, program.module, output, options
+    )
     if callable(code):
         return code
     standard_output.flush()

@@ -49,6 +49,7 @@ class Started(Event):
     torchtally: Annotated[str, "version of torchtally"]
     torch: Annotated[str, "version of PyTorch"]
     python: Annotated[str, "version of Python"]
+    options: Annotated[str | None, "of a built-in task, as far as its weights depend on them; null otherwise"] = None
 
 
 @dataclass(frozen=True, kw_only=True)

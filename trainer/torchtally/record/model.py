@@ -56,6 +56,7 @@ class Pod:
     processes: int | None  # ranks that it starts
     versions: Mapping[str, str]  # of torchtally, torch, and python, at its last start
     lives: tuple[Life, ...]
+    options: str | None = None  # of a built-in task, at its last start
 
     @property
     def life(self) -> Life:
