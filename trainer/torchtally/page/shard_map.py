@@ -75,8 +75,8 @@ def chart(verdict: Verdict, phase: str, began_again: list[Row]) -> Chart:
     )
 
 
-def is_exact(chart: Chart) -> bool:
-    """Whether a map has nothing but samples that count exactly once."""
+def is_planned(chart: Chart) -> bool:
+    """Whether all samples of a map are as planned."""
     return all(cell["state"] == EXACT for cell in chart.rows["cells"])
 
 
