@@ -143,7 +143,7 @@ for epoch in range(3):
     assert ended.out == "10\n10\n10\n" and ended.codes == [0]
     assert ended.err.count("TORCHTALLY-OBSERVED") == 1 and "secret" not in ended.err
     [note] = ended.notes
-    assert "the observer has failed (KeyError in train.py:" in note and "the program went on" in note
+    assert "the observer has failed (KeyError in train.py:" in note and "the program continued" in note
 
 
 def test_a_pytorch_without_the_private_parts_is_not_observed(tmp_path: Path) -> None:

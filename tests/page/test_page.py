@@ -68,6 +68,12 @@ def test_a_proved_run(browser: Browser, path: Path) -> None:
             ["03:04:11", "demo-worker-0", "1", "its steps compute for 0.25 s (the others: 0.1 s)"],
             ["03:04:12", "none", "", "no pod is slower than the other pods any more"],
         ]
+        # Maps that are as planned are folded, and drawn once they are opened.
+        assert page.locator("#map-0[data-drawn]").count() == 0
+        for phase in ("train", "test"):
+            page.get_by_text(f"Phase {phase}: all samples as planned").click()
+        page.wait_for_selector("#map-0[data-drawn]")
+        page.wait_for_selector("#map-1[data-drawn]")
         charts = page.locator(".chart[aria-label]")
         assert charts.count() == len(json.loads(page.locator("#charts").inner_text())) == 6
         assert "lost or duplicated" not in page.locator("#map-0").inner_text()
@@ -129,7 +135,7 @@ def test_an_observed_program(browser: Browser, path: Path) -> None:
         tip = page.inner_text("#vg-tooltip-element").split()
         assert " ".join(tip) == (
             "who rank 1 pass 2 samples as expected handed out 20 lost by all ranks 0 of 40 samples "
-            "doubled by all ranks 0 of 40 samples"
+            "duplicated by all ranks 0 of 40 samples"
         )
 
 
@@ -206,6 +212,10 @@ def test_a_phone_in_the_dark(browser: Browser, path: Path) -> None:
     phone = {"viewport": {"width": 390, "height": 844}, "color_scheme": "dark"}
     with pages.opened(browser, path, **phone) as page:
         assert page.evaluate("document.documentElement.scrollWidth") == 390
+        page.evaluate("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
+        wide = "[...document.querySelectorAll('.scrolls')].filter((each) => each.scrollWidth > each.clientWidth)"
+        assert page.evaluate(f"{wide}.length") == 0
+        assert not page.locator(".wheel").first.is_visible()
         background = "getComputedStyle(document.body).backgroundColor"
         assert page.evaluate(background) == "rgb(20, 23, 26)"
         colour = "document.querySelector('#map-0 .role-axis-label text').getAttribute('fill')"

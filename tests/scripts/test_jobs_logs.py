@@ -217,6 +217,12 @@ def test_the_cause_in_the_log_is_shown(tmp_path: Path, ask: Ask) -> None:
     assert f"{told.PODS[1]} ended with 3: rank 1: 125 samples were lost" in ask("status", path)[1]
 
 
+def test_a_pod_that_refuses_its_options_has_ended(tmp_path: Path, ask: Ask) -> None:
+    refused = events.Ended(code=2, kind="known", cause="argument --lr: '0' must be a number above 0")
+    said = ask("status", written(tmp_path, [told.line(0, pod, refused) for pod in told.PODS]))[1]
+    assert "demo.log stopped" in said and f"{told.PODS[0]} ended with 2: {refused.cause}" in said
+
+
 def test_a_program_without_an_account_has_ended(tmp_path: Path, ask: Ask) -> None:
     said = ask("status", written(tmp_path, [*told.start(0), *ENDS]))[1]
     assert "demo.log complete" in said and "starting" not in said

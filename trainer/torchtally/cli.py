@@ -11,9 +11,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
-from torchtally import console, standard_output, tasks
+from torchtally import console, events, standard_output, tasks
+from torchtally.environment import pod_name
 from torchtally.errors import Exhausted, Refused
 from torchtally.pod import termination_message
+from torchtally.usage import Parser
 
 _HELP = f"""\
 Distributed PyTorch on Kubernetes that accounts for every sample.
@@ -62,6 +64,9 @@ def main(argv: list[str] | None = None) -> int:
         rank = _launch(_parse(argv))
     except (Refused, Exhausted) as ending:
         termination_message.announce(ending)
+        if argv[:1] in (["run"], ["evaluate"]):  # in a pod, whose log tells its end
+            event = events.Ended(code=ending.code, kind="known", cause=str(ending))
+            events.emit(event, events.Source(pod=pod_name()))
         return ending.code
     return rank()
 
@@ -93,7 +98,7 @@ def _parse(argv: list[str]) -> _Program:
         case ["evaluate", *task]:
             tasks.parser("evaluate").parse_args(task)
             return _Program(_python("-m", "torchtally.commands.evaluate", *task), "torchtally.commands.evaluate")
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="torchtally",
         usage="torchtally COMMAND [options]",
         description=_HELP,
@@ -134,8 +139,14 @@ def _launch(program: _Program) -> Callable[[], int]:
     """Return in a forked rank alone, with what it runs."""
     launch = _training("torchtally.pod.launch")
     is_complete = partial(_is_complete, program.task) if program.task else lambda _: False
-    output = tasks.options_of(program.task).output if program.task else None
-    code: Callable[[], int] | int = launch.launch(program.command, os.environ, is_complete, program.module, output)
+    output = options = None
+    if program.task:
+        chosen = tasks.options_of(program.task)
+        output = chosen.output
+        options = ", ".join(f"{name}={value}" for name, value in chosen.training_options().items() if value is not None)
+    code: Callable[[], int] | int = launch.launch(
+        program.command, os.environ, is_complete, program.module, output, options
+    )
     if callable(code):
         return code
     standard_output.flush()

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 
 from torchtally import families
-from torchtally.errors import Ending
+from torchtally.errors import Ending, Refused
 
 _OF_WRITING = {errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOSPC, errno.EPIPE}
 
@@ -33,6 +33,8 @@ def run(command: str, main: Callable[[], int]) -> int:
             if error.filename is None and error.errno in _OF_WRITING:
                 raise _unwritten(error) from None
             raise
+    except Refused as refused:  # a mistake on the command line
+        return refuse(command, refused)
     except KeyboardInterrupt:
         return 130
     except _Unwritten as sentence:

@@ -186,7 +186,7 @@ class Places:
 class Patience:
     """Seconds that a pod waits for others before it draws a conclusion."""
 
-    silence: float = 60  # without a heartbeat until a pod counts as lost; frozen for half of it, it goes on afterwards
+    silence: float = 60  # without a heartbeat until a pod counts as lost; frozen for half of it, it continues
     grace: float = 30  # for a rank to notice that a peer is gone, and to finish its writes; then it is killed
     cause: float = 5  # for another pod to tell a cause, before an unexplained failure counts as the cause
 

@@ -49,6 +49,7 @@ class Started(Event):
     torchtally: Annotated[str, "version of torchtally"]
     torch: Annotated[str, "version of PyTorch"]
     python: Annotated[str, "version of Python"]
+    options: Annotated[str | None, "of a built-in task, as far as its weights depend on them; null otherwise"] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -237,7 +238,7 @@ class Observed(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class Ended(Event):
-    """The entry point of a pod ends. A pod that refuses its arguments, or that is killed, does not report it."""
+    """The entry point of a pod ends. A pod that is killed does not report it."""
 
     code: Annotated[int, "exit code"]
     kind: Annotated[str | None, "known, unexplained (an exit code alone), consequence (of another pod's end), or null"]

@@ -21,6 +21,7 @@ from torchtally.environment import Places
 from torchtally.errors import FAILED, OK, SIGNALLED, Ending, Refused, require
 from torchtally.log import log
 from torchtally.pod import termination_message
+from torchtally.usage import Parser
 
 # A user's own settings (--conf) override these.
 _SETTINGS = {
@@ -58,7 +59,7 @@ def main(argv: list[str], is_complete: Callable[[argparse.Namespace, Path], bool
 
 def _parse(argv: list[str]) -> argparse.Namespace:
     """Spark's options, and in `task` the arguments after them: TASK and its options."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="torchtally spark",
         usage="torchtally spark [--processes N] [--master URL] [--gpu] [--conf KEY=VALUE] TASK [options]",
         description="Train a task with pyspark's TorchDistributor: in barrier tasks of a Spark cluster, or without "

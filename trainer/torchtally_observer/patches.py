@@ -69,7 +69,7 @@ def _observe_loaders(module):
         if handing is not None and handing is not _NOT_YET:
             try:
                 handing.received(self, batch)
-            except Exception as error:  # the program goes on, whatever it is
+            except Exception as error:  # the program continues, whatever it is
                 process.current().turn_off(error)
         return batch
 
@@ -120,7 +120,7 @@ class Handing:
 
     def received(self, iterator, batch):
         """A batch has come out of `__next__`."""
-        if self._process.off:  # as in a fork that goes on with the loop of its parent
+        if self._process.off:  # as in a fork that continues with the loop of its parent
             return
         index = self.asked.popleft() if self._in_order and self.asked else self._unordered_index(iterator)
         if self._replayed is not False and self._replays(iterator):
@@ -154,7 +154,7 @@ class Handing:
     def _replays(self, iterator):
         """Whether a resumed iterator is still in its own `__init__`, where it drops what was handed out before."""
         if self._replayed is None:
-            self._pass.resumed = iterator._num_yielded - 1  # an iterator that goes on where a state was saved
+            self._pass.resumed = iterator._num_yielded - 1  # an iterator that continues where a state was saved
             self._replayed = self._pass.resumed > 0
         frame = sys._getframe(2) if self._replayed else None
         for _ in range(_FRAMES):

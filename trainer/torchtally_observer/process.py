@@ -113,7 +113,7 @@ class Process:
             self.guarded(line.write, self._fields(**newest.said))
 
     def guarded(self, act, *values):
-        """Call `act`. If it raises, nothing more is observed here, and the program goes on."""
+        """Call `act`. If it raises, nothing more is observed here, and the program continues."""
         if self.off:
             return None
         try:

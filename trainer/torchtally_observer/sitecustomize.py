@@ -36,6 +36,6 @@ if __name__ == "sitecustomize":
     try:
         if sys.version_info >= (3, 8):  # noqa: UP036  # other programs of an image may be older
             _start()
-    except Exception as error:  # the program goes on, whatever it is
+    except Exception as error:  # the program continues, whatever it is
         sys.stderr.write("torchtally: nothing is observed: " + type(error).__name__ + "\n")
     _run_hidden()

@@ -39,10 +39,11 @@ def _extend(loader):
 
 def _observe(module):
     try:
-        from torchtally_observer import patches
+        from torchtally_observer import patches, uncaught
 
+        uncaught.print_once()
         patches.install(module)
-    except Exception as error:  # whatever it is, the program goes on
+    except Exception as error:  # whatever it is, the program continues
         _say_off(error)
 
 

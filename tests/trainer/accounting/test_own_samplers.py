@@ -171,7 +171,7 @@ def test_other_ranks_go_on_between_two_epochs_of_what_each_has_drawn_and_not_wit
         found = run(3, goes_on, str(folder), "tokens by rank", 0)
         assert [each["code"] for each in found] == [code] * 3, found[0]["err"]
         if code:
-            assert "each of 2 ranks has drawn a part of its own, and 3 ranks cannot go on" in found[0]["err"]
+            assert "each of 2 ranks has drawn a part of its own, and 3 ranks cannot continue" in found[0]["err"]
         else:
             assert all(each["result"][0] == [3] * N for each in found)
             assert verified(found).holds

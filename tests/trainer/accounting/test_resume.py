@@ -295,7 +295,7 @@ def goes_on(saved: Saved, how: str) -> list[int]:
 
 
 GO_ON = [
-    ("stops at once", 2, "train epoch 1 is in progress: call stop() after its loop has gone on"),
+    ("stops at once", 2, "train epoch 1 is in progress: call stop() after its loop has continued"),
     ("loads twice", 2, "load_state_dict() was called before in this start: an account takes one state"),
     ("stops later", 0, ""),
 ]

@@ -36,6 +36,23 @@ def test_help_is_quick(arguments: list[str], told: str) -> None:
     assert done.stderr.strip() == ""
 
 
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["run", "fashion-mnist", "--lr", "0"], "argument --lr: '0' must be a number above 0"),
+        (["check", "--seconds", "0"], "--seconds is 0, must be above 0"),
+        (["jobs", "sttus"], "invalid choice: 'sttus'"),
+        ([], "the following arguments are required: command"),
+    ],
+)
+def test_a_mistake_is_one_sentence_and_in_a_pod_an_event(arguments: list[str], told: str) -> None:
+    done = subprocess.run([sys.executable, "-m", "torchtally.cli", *arguments], capture_output=True, text=True)
+    said, *event = done.stderr.splitlines()
+    assert (done.returncode, done.stdout) == (2, "")
+    assert told in said and "--help` lists the options [T01]" in said
+    assert ['"event":"ended"' in line and told in line for line in event] == [True] * (arguments[:1] == ["run"])
+
+
 def test_the_version_is_the_packages() -> None:
     done = subprocess.run([sys.executable, "-m", "torchtally.cli", "--version"], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, version("torchtally") + "\n")

@@ -1,4 +1,4 @@
-"""Accounts for the samples of a user's own loop: docs/guides/own-loop.md shows how.
+"""Accounts for the samples of a user's loop: docs/guides/own-loop.md shows how.
 
 A sample counts when it is in the weights: `commit()` after `optimizer.step()` says so. Where a phase does not train, a
 batch counts when the loop asks for the next one. What was handed out and does not count is lost.
@@ -451,7 +451,7 @@ class Account(Lifetime):
         return stateful.state(self._phases, self._progress, self._attempt, self._guards, hashes=hashes)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was called, at any number of ranks: call it before the first epoch.
+        """Continue where `state_dict` was called, at any number of ranks: call it before the first epoch.
 
         Raises:
             Refused: The state is of another run, of a newer release, or damaged.

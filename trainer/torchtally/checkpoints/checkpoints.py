@@ -1,4 +1,4 @@
-"""Checkpoints of a user's own loop: saved between a commit and the next batch, resumed at any number of ranks.
+"""Checkpoints of a user's loop: saved between a commit and the next batch, resumed at any number of ranks.
 
 `writer` writes a copy of the state in the background.
 """

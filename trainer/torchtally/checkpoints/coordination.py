@@ -273,7 +273,7 @@ class Rounds(ABC):
             )
 
     def tell_resumed(self) -> None:
-        """Report, once, that this start goes on from a checkpoint."""
+        """Report, once, that this start continues from a checkpoint."""
         resumed, self._resumed_from = self._resumed_from, None
         if resumed:
             events.emit(resumed, self._account.source)

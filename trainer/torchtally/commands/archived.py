@@ -59,7 +59,7 @@ def add_to(log: Log, path: Path) -> None:
 
 
 def _stale(log: Log, stated: Statement, folder: Path) -> str | None:
-    """Why a proof, which is in this folder, is not of the run in the logs, or of an end that it has gone on from."""
+    """Why a proof, which is in this folder, is not of the run in the logs, or of an end that it has continued from."""
     run, last = stated.predicate.run, statement_check.last_of(stated)
     if run not in log.runs and run not in log.heard.attempts:
         return f"it is of run {run}, of which the logs have no line"

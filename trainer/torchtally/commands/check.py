@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from torchtally.checks import machine
 from torchtally.checks.finding import Finding, Level, warning
 from torchtally.console import show
+from torchtally.usage import Parser
 
 EPILOG = """\
 examples:
@@ -59,7 +60,7 @@ def _findings(options: argparse.Namespace) -> Iterator[Finding]:
 
 
 def _options(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="torchtally check",
         description=__doc__,
         epilog=EPILOG,

@@ -136,7 +136,7 @@ def find(path: Path) -> SavedModel:
 
 
 def _in_checkpoint(path: Path, payload: bytes) -> SavedModel:
-    """The model of a checkpoint, of a task or of a loop of a user's own. Raises Refused if it has none."""
+    """The model of a checkpoint, of a task or of a user's loop. Raises Refused if it has none."""
     objects = checkpoint_file.load(payload)["objects"]
     if "model" not in objects:
         raise Refused(f"--checkpoint {path} has no object named model, but {', '.join(objects)}")

@@ -5,6 +5,7 @@ import argparse
 from torchtally import console
 from torchtally.errors import Refused
 from torchtally.jobs import commands
+from torchtally.usage import Parser
 
 EPILOG = """\
 In place of a JOB, the path of logs in a file or a folder: it has a / or a dot, as ./logs has.
@@ -18,7 +19,6 @@ JOB = "a PyTorchJob or a TrainJob, or the path of logs"
 
 
 def main(argv: list[str] | None = None) -> int:
-    options = _options(argv)
     run = {
         "list": commands.list_,
         "status": commands.status,
@@ -27,23 +27,24 @@ def main(argv: list[str] | None = None) -> int:
         "report": commands.report,
     }
     try:
+        options = _options(argv)
         return run[options.command](options)
     except Refused as refused:
         return console.refuse("torchtally jobs", refused)
 
 
 def _options(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="torchtally jobs",
         description=__doc__,
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    common = argparse.ArgumentParser(add_help=False)
+    common = Parser(add_help=False)
     common.add_argument("-n", "--namespace", help="namespace (default: that of the context or of this pod)")
     common.add_argument("--context", help="context of the kubeconfig (default: the current one)")
     common.add_argument("--json", action="store_true", help="print JSON; of watch, a line for each object")
-    of_job = argparse.ArgumentParser(add_help=False, parents=[common])
+    of_job = Parser(add_help=False, parents=[common])
     of_job.add_argument("job", metavar="JOB", help=JOB)
     kinds = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     kinds.add_parser("list", parents=[common], help="the jobs of a namespace: state, progress, restarts, proof")

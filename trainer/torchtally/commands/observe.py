@@ -12,6 +12,7 @@ from torchtally import console
 from torchtally.errors import Refused
 from torchtally.inject import adding, observer, removing
 from torchtally.inject.workloads import KINDS
+from torchtally.usage import Parser
 
 EXAMPLES = """\
 examples:
@@ -47,7 +48,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _options(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="torchtally observe",
         description=__doc__,
         epilog=EXAMPLES,

@@ -13,6 +13,7 @@ from torchtally import console
 from torchtally.commands import archived
 from torchtally.errors import Refused
 from torchtally.observed.judge import Observation
+from torchtally.usage import Parser
 from torchtally.verifier import report
 from torchtally.verifier.log import Log
 from torchtally.verifier.log_file import open_log
@@ -32,8 +33,8 @@ the job has not ended; 5 failed: the job has failed. Of several runs, the first 
 
 
 def main(argv: list[str] | None = None) -> int:
-    options = _options(argv)
     try:
+        options = _options(argv)
         verdicts, observation, outcome = _verdicts(options)
     except Refused as refused:
         return console.refuse("torchtally verify", refused)
@@ -67,7 +68,7 @@ def _verdicts(options: argparse.Namespace) -> tuple[list[Verdict], Observation |
 
 
 def _options(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="torchtally verify",
         description=__doc__,
         epilog=EPILOG,

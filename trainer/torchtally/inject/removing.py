@@ -35,7 +35,7 @@ def cleaned(text: str, *further: Callable[[Document, Workload], str | None]) -> 
                 raise Refused(f"{workload.title} has the key {key} twice in one place: remove one of them")
             if workload.root.get("metadata", "resourceVersion"):
                 notes.append(
-                    f"{workload.title} exists, and its pods do not change: {_REPLACE} ends it and starts it anew"
+                    f"{workload.title} exists, and its pods do not change: {_REPLACE} ends it and starts it again"
                 )
             for take_out in (_take_out_server, *further):
                 part = edited(part, line, number, take_out)

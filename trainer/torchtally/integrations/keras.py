@@ -146,7 +146,7 @@ class AccountCallback(keras.callbacks.Callback):  # type: ignore[misc]
         store[_KEY] = np.frombuffer(self._account.state_dict()[_KEY].encode(), np.uint8)
 
     def load(self, store: Any) -> None:
-        """Go on with the state of a file of weights."""
+        """Continue with the state of a file of weights."""
         if self._counted is not None and self._account.completed("train") == self._account.plan["train"]:
             return  # the best weights, after the training
         if _KEY not in store:

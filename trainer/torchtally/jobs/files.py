@@ -49,7 +49,7 @@ class Growing:
     def lines(self) -> Iterator[str]:
         try:
             with self.file.open("rb") as stream:
-                if stream.seek(0, 2) < self._at:  # written anew
+                if stream.seek(0, 2) < self._at:  # written again
                     self._at, self._rest = 0, b""
                 stream.seek(self._at)
                 *whole, self._rest = (self._rest + (new := stream.read())).split(b"\n")

@@ -28,7 +28,7 @@ class Follower:
     def __init__(self, cluster: Cluster, job: ClusterJob) -> None:
         self._cluster, self._job = cluster, job
         self._threads: dict[_Key, threading.Thread] = {}
-        self._last: dict[_Key, str] = {}  # time of the last line, from which an interrupted log goes on
+        self._last: dict[_Key, str] = {}  # time of the last line, from which an interrupted log continues
         self._lines: queue.Queue[Line] = queue.Queue(_WAITING)
         self.errors: dict[str, str] = {}  # by pod
 

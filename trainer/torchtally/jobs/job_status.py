@@ -149,7 +149,7 @@ def over(snapshot: Snapshot) -> bool:
     """Whether no more lines will come, as far as the lines tell."""
     ended = all(pod.life.ended is not None or pod.life.started is None for pod in snapshot.pods)
     if snapshot.run is None:  # a program without an account, observed or not
-        return ended and any(pod.life.started for pod in snapshot.pods)
+        return ended and any(pod.life.started or pod.life.ended for pod in snapshot.pods)
     return ended and snapshot.run.state is State.COMPLETE
 
 

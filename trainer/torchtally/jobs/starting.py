@@ -65,7 +65,7 @@ def _moments(pod: Pod, first: float | None) -> dict[str, float | None] | None:
     if not created:
         return None
     found: dict[str, float | None] = {"created": created[-1], "first_step": first}
-    for name in _OF_CLUSTER:  # of a pod that starts anew within its container, its first start has them
+    for name in _OF_CLUSTER:  # of a pod that restarts within its container, its first start has them
         found[name] = next((moment for life in reversed(lives) if (moment := getattr(life, name)) is not None), None)
     for name in _OF_POD:
         found[name] = getattr(lives[-1], name)

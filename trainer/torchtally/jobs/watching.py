@@ -21,7 +21,7 @@ from torchtally.record.record import Record
 
 _LOOK = 2.0  # seconds between two looks at the cluster
 _REDRAW = 0.5
-_LINE = 10.0  # seconds between two lines about a job that goes on
+_LINE = 10.0  # seconds between two lines about a job that continues
 _REST = 15.0  # seconds for the last lines, after the job's end
 
 

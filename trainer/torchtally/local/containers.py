@@ -70,7 +70,7 @@ class Containers:
     async def start(self, pod: Pod, new: bool) -> Process:
         if pod.replica.kind == "Master":
             self._master_started.clear()
-        if pod.name in self._made:  # a container that starts anew has a new file system, and its pod's volumes
+        if pod.name in self._made:  # a container that restarts has a new file system, and its pod's volumes
             await _docker("container", "rm", "--volumes", pod.name)
         if new:
             await self._make_volumes(pod)
@@ -94,7 +94,7 @@ class Containers:
         state = ("container", "inspect", "--format", "{{.State.Status}} {{.State.ExitCode}}", self._job.pods[0].name)
         while True:
             await self._master_started.wait()
-            with suppress(EngineError):  # it is just being made anew
+            with suppress(EngineError):  # it is just being replaced
                 if await _docker(*state) != "created 0":
                     return
             await asyncio.sleep(0.1)

@@ -126,7 +126,7 @@ class Controller:
             self.delete(name)
 
     def resume(self) -> None:
-        """As runPolicy.suspend: false does: all pods are made anew, and the job's time counts from here."""
+        """As runPolicy.suspend: false does: all pods are replaced, and the job's time counts from here."""
         self._output.say(f"{self._job.title} is resumed.")
         self._begin()
 
@@ -217,7 +217,7 @@ class Controller:
         if self._job.kind == "TrainJob":
             return sum(status.restarts for status in self.status.values()) > limit
         if pod.replica.restart_policy == "ExitCode":
-            return limit == 0  # such a pod is made anew: its restarts are counted by nobody
+            return limit == 0  # such a pod is replaced: its restarts are counted by nobody
         restarts = sum(
             self.status[other.name].restarts
             for other in self._pods.values()

@@ -85,7 +85,7 @@ class PodMetrics(Collector):
         self._timed = dict.fromkeys(("steps", *PARTS), 0.0)  # that was served last
 
     def begin(self, epoch: Epoch, timer: Timer) -> None:
-        """An epoch of training begins, or goes on."""
+        """An epoch of training begins, or continues."""
         self._timer, self._trained = timer, self._trained.with_epoch(epoch)
 
     def collect(self) -> Iterator[Metric]:

@@ -37,7 +37,7 @@ class Exporter:
         return RunMetrics(run, saving, self._registry)
 
     def begin(self, epoch: Epoch, timer: Timer) -> None:
-        """An epoch of training begins, or goes on."""
+        """An epoch of training begins, or continues."""
         assert self._pod
         self._pod.begin(epoch, timer)
 

@@ -1,6 +1,6 @@
 """The recording of a run in TensorBoard's event files by rank 0, which a failing store neither stops nor slows.
 
-All attempts of a run are one run of TensorBoard. A start that goes on at an earlier step has TensorBoard drop the
+All attempts of a run are one run of TensorBoard. A start that continues at an earlier step has TensorBoard drop the
 points after it, because their steps are made again.
 """
 

@@ -123,7 +123,7 @@ def judge(lines: Lines) -> Observation | None:
 def _rest(rest: list[Rest]) -> Iterator[str]:
     for text in dict.fromkeys(each.text for each in rest if each.off):
         own = sorted({each.process.rank for each in rest if each.off and each.text == text})
-        yield f"nothing more is observed on {ranks(own)}, as the observer has failed ({text}); the program went on"
+        yield f"nothing more is observed on {ranks(own)}, as the observer has failed ({text}); the program continued"
     unseen = sorted({each.process.rank for each in rest if each.unseen})
     if unseen:
         yield (

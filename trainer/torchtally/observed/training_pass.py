@@ -12,7 +12,9 @@ from torchtally.observed.sets import Amount
 from torchtally.observed.shares import Shares
 
 _SOME = 0.02  # of the samples that are looked at: less can be chance
-_SAMPLER = "pass sampler=DistributedSampler(dataset) to the DataLoader, and call its set_epoch(epoch)"
+_SAMPLER = (
+    "pass sampler=DistributedSampler(dataset) to the DataLoader in place of shuffle, and call its set_epoch(epoch)"
+)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from torchtally import atomic_file
 from torchtally.observed.judge import Observation
-from torchtally.page import observed, summary, tables, timeline
+from torchtally.page import observed, shard_map, summary, tables, timeline
 from torchtally.page.chart import HOW_TO_ZOOM, Chart
 from torchtally.page.content import Content
 from torchtally.page.life_parts import Lived, lived
@@ -110,7 +110,9 @@ def _map(content: Content) -> Iterator[Html]:
         "contract.",
     )
     for phase, chart in content.maps.items():
-        yield _figure(chart, f"Phase {phase}. ", tables.proofs(content, phase))
+        figure = _figure(chart, f"Phase {phase}. ", tables.proofs(content, phase))
+        planned = content.verdict.outcome is Outcome.PROVED and shard_map.is_planned(chart)
+        yield details(f"Phase {phase}: all samples as planned", figure) if planned else figure
     yield from tables.wrong(content)
 
 

@@ -103,7 +103,7 @@ def _map(loader: Observed, name: str) -> Chart:
                 {"field": "state", "title": "samples"},
                 {"field": "handed", "title": "handed out"},
                 {"field": "lost", "title": "lost by all ranks"},
-                {"field": "doubled", "title": "doubled by all ranks"},
+                {"field": "doubled", "title": "duplicated by all ranks"},
             ],
             said="datum.who + ', pass ' + datum.pass + ': ' + datum.state",
             **({"values": [*range(1, passes + 1)]} if passes <= _FEW else {}),

@@ -89,11 +89,15 @@
     document.getElementById(chart.name).before(group);
   }
 
+  // A chart in a closed element has no width to be drawn in.
+  const folded = (chart) => document.getElementById(chart.name).closest("details:not([open])");
+
   // Whatever is first on the page is shown first, and a reader can act on it while the others are drawn.
   const pause = () => new Promise((resume) => (window.requestIdleCallback ?? setTimeout)(resume));
 
   async function drawAll() {
     for (const chart of charts) {
+      if (folded(chart)) continue;
       await draw(chart);
       await pause();
     }
@@ -102,6 +106,7 @@
   for (const chart of charts) {
     document.getElementById(chart.name).style.minHeight = `${chart.spec.height + 60}px`; // so that nothing moves later
     if (chart.zooms) buttons(chart);
+    folded(chart)?.addEventListener("toggle", (event) => event.target.open && draw(chart));
   }
   dark.addEventListener("change", drawAll);
   narrow.addEventListener("change", drawAll);

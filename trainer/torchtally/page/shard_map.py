@@ -75,6 +75,11 @@ def chart(verdict: Verdict, phase: str, began_again: list[Row]) -> Chart:
     )
 
 
+def is_planned(chart: Chart) -> bool:
+    """Whether all samples of a map are as planned."""
+    return all(cell["state"] == EXACT for cell in chart.rows["cells"])
+
+
 def _epoch_axis(epochs: int) -> Spec:
     """The number of an epoch below its cells; of many, where they begin."""
     if epochs > _LABELED:

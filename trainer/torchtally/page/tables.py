@@ -167,8 +167,10 @@ def checkpoints(content: Content) -> Iterator[Html]:
 
 
 def setting(content: Content) -> Iterator[Html]:
-    """Versions and data."""
+    """Versions, options, and data."""
     rows = [*_versions(content.snapshot)]
+    if options := {pod.options: None for pod in content.snapshot.pods if pod.options}:
+        rows.append(("options", "; ".join(options)))
     if content.run:
         rows.append(("seed", content.run.seed))
         for phase in content.run.phases:
@@ -178,8 +180,10 @@ def setting(content: Content) -> Iterator[Html]:
     if content.verdict.last and content.verdict.last.model:
         rows.append(("model", content.verdict.last.model))
     if rows:
-        yield element("h2", "Versions and data")
-        yield table("Versions and data", ["name", "value"], [(name, element("code", each)) for name, each in rows])
+        yield element("h2", "Versions, options, and data")
+        yield table(
+            "Versions, options, and data", ["name", "value"], [(name, element("code", each)) for name, each in rows]
+        )
 
 
 def versions(snapshot: Snapshot) -> Iterator[Html]:

@@ -164,7 +164,7 @@ def keep_exit_codes() -> None:
 def exit_rank(code: int) -> NoReturn:
     """End a rank's program: after its threads and its exit handlers if it has succeeded, and at once if it has failed.
 
-    Python itself would go on to take its objects apart. In a forked rank, that copies the memory that ranks share.
+    Python itself would then take its objects apart. In a forked rank, that copies the memory that ranks share.
     """
     if code == OK:
         threading._shutdown()  # type: ignore[attr-defined]  # waits for threads, those of executors included

@@ -23,7 +23,7 @@ _MOST = 1 << 20  # characters of a file
 _NAMED = 8  # ranks of a place, and places
 _GIST = 900  # characters: the termination message has the cause as well
 Stands = list[tuple[int, str, str]]  # rank, pod, and place
-# Tells the other pods where this one's ranks stand (None: they go on), and returns what all have told.
+# Tells the other pods where this one's ranks stand (None: they continue), and returns what all have told.
 Share = Callable[[str | None], Sequence[str]]
 
 
@@ -32,7 +32,7 @@ class Hang:
 
     Args:
         pod: Its name.
-        folder: In which its ranks show that they go on, and write their stacks.
+        folder: In which its ranks show that they continue, and write their stacks.
         output: The folder that gets the stacks.
         seconds: How long the ranks take no batch until they count as hanging; 0 for never.
         share: None if the pods of this job tell each other nothing.

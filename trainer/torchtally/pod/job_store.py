@@ -100,7 +100,7 @@ class JobStore:
         return rank, Failure(Kind(kind), code, text)
 
     def stand(self, rank: int, text: str) -> None:
-        """Post where the ranks of pod `rank` stand; empty once they go on."""
+        """Post where the ranks of pod `rank` stand; empty once they continue."""
         self.keys.set(_stands(rank), text)
 
     def stands(self) -> list[str]:

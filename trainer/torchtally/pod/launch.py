@@ -55,12 +55,13 @@ def launch(
     is_complete: Callable[[Path], bool],
     module: str | None = None,
     output: Path | None = None,
+    options: str | None = None,
 ) -> int | Callable[[], int]:
     """Run `command` once for each process of this pod under torchrun's agent.
 
     If the command runs main() of a `module` of this package, torch is imported once for all of them (see prefork.py).
     If `is_complete` holds for the output folder, the first pod ends without the others. `output` replaces the folder
-    that the environment sets.
+    that the environment sets. `options` of a built-in task are reported.
 
     Returns:
         The exit code. In a forked rank: what runs its program and returns the rank's exit code.
@@ -84,7 +85,7 @@ def launch(
     os.environ["TORCHTALLY_OBSERVE"] = "auto" if observed else "never"
 
     def attempt(again: Callable[[], object]) -> int | Callable[[], int]:
-        return _attempt(command, env, job, is_complete, main, output, again)
+        return _attempt(command, env, job, is_complete, main, output, options, again)
 
     with observed_lines.told(prints=not job.in_cluster) if observed else nullcontext():
         if job.elastic or allowed_retries(env) is None or not attempts.possible():
@@ -100,6 +101,7 @@ def _attempt(
     is_complete: Callable[[Path], bool],
     main: Callable[[], int] | None,
     output: Path | None,
+    options: str | None,
     again: Callable[[], object],
 ) -> int | Callable[[], int]:
     """One start of the pod. Calls `again` before it ends if another one can follow in the same pod."""
@@ -132,7 +134,7 @@ def _attempt(
     _silence_agent()
     if job.elastic:
         compat.serve_elastic_store_on(lambda host, port: address.listener(host, port, job.max_nodes))
-    _report_start(job, processes, why, threads)
+    _report_start(job, processes, why, threads, options)
     hang = Hang(pod_name(env), folder, output or places.output, seconds, pods.share if pods else None)
     hang.start()
     watch = None
@@ -145,9 +147,9 @@ def _attempt(
     else:
         signals.handle()
     # What comes after "--" is no option of torchrun, which would refuse the --log of a script for its own --log-dir.
-    options = [*_agent_options(job, processes, folder, env), "--", *_verbatim(tied)]
+    of_agent = [*_agent_options(job, processes, folder, env), "--", *_verbatim(tied)]
     try:
-        ended = retries.end(_run(torchrun.parse_args(options), job, pods, env))
+        ended = retries.end(_run(torchrun.parse_args(of_agent), job, pods, env))
         if hang.trained and retries.kept and not signals.came():
             again()
     except Exhausted as sentence:
@@ -239,7 +241,7 @@ def _silence_agent() -> None:
     compat.silence_cpp_log()
 
 
-def _report_start(job: Job, processes: int, why: str, threads: str) -> None:
+def _report_start(job: Job, processes: int, why: str, threads: str, options: str | None) -> None:
     if job.elastic:
         place = f"one of {job.min_nodes} to {job.max_nodes} pods"
     elif job.in_cluster:
@@ -256,6 +258,7 @@ def _report_start(job: Job, processes: int, why: str, threads: str) -> None:
         torchtally=version("torchtally"),
         torch=torch.__version__,
         python=platform.python_version(),
+        options=options,
     )
     events.emit(event, events.Source(pod=pod_name()))
 

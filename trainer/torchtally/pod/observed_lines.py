@@ -1,4 +1,4 @@
-"""The observation of a user's own program: its ranks write lines, and a pod in no job ends with what they say.
+"""The observation of a user's program: its ranks write lines, and a pod in no job ends with what they say.
 
 Each line is an event of the pod as well, and counts in its metrics.
 """
@@ -74,7 +74,7 @@ class Watch:
             while not self._over.wait(_LOOK):
                 self._read()
             self._read()
-        except Exception as error:  # whatever it is, the pod goes on
+        except Exception as error:  # whatever it is, the pod continues
             log.warning(f"what is observed is no longer reported: {type(error).__name__}: {error}")
 
     def _read(self) -> None:

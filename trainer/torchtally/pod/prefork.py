@@ -155,7 +155,7 @@ def _wait(go: Connection, others: Sequence[Connection], threads: int | None) -> 
     signs.give()
     with contextlib.suppress(OSError):
         Path("/proc/self/comm").write_text(f"rank {env['RANK']}")  # which `ps` and `top` show
-    # In any case, and here: a fork leaves torch's thread pool to be made anew by its next user, and two threads at once
+    # In any case, and here: torch's thread pool is lost in a fork: its next user makes one, and two threads at once
     # (RPC's) fail at that with "Invalid thread pool!".
     torch.set_num_threads(threads or torch.get_num_threads())
     if threads:

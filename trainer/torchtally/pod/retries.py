@@ -43,7 +43,7 @@ class Retries:
         self.kept = True  # whether the next start finds the count, which a volume that fails does not promise
 
     def begin(self) -> None:
-        """Count this start. Raises Exhausted, after which the next start counts anew."""
+        """Count this start. Raises Exhausted, after which the next start counts from 0."""
         if not self._counts or self._allowed is None:
             return
         progress = _progress(self._folder)

@@ -8,7 +8,7 @@ Larger changes can agree in all power sums (Prouhet, Tarry and Escott's problem)
 where g comes from the run's id. The sums of (index + 1)ᵏ, k = 1 … 3, over all ranks do not rely on the order's inverse.
 
 The epochs of a phase fold into one digest, Σ hᵉ · digest(e), where h comes from the run's id, too: a sample that is
-lost in one epoch and doubled in another does not cancel out.
+lost in one epoch and duplicated in another does not cancel out.
 """
 
 import base64

@@ -139,7 +139,7 @@ class TallyLine(Accounted):
     mixture: Annotated[Mapping[str, Counts] | None, _mixture, OF_A_RANK] = None
     lost: Annotated[int | None, _count("doubled"), OF_A_RANK]  # samples; both are null if too many to count
     doubled: Annotated[int | None, _count("lost"), OF_A_RANK]
-    # Some of them, and only where `lost` or `doubled` is not 0. A doubled index may lie outside of the dataset.
+    # Some of them, and only where `lost` or `doubled` is not 0. A duplicated index may lie outside of the dataset.
     lost_indices: Annotated[tuple[int, ...], _named("lost", 0, None), OF_A_RANK] = ()
     doubled_indices: Annotated[tuple[int, ...], _named("doubled", -HUGE, HUGE - 1), OF_A_RANK] = ()
 

@@ -126,5 +126,5 @@ class Shard:
         return "exact" if self.end is not None or self.contract == "as_drawn" else self.contract
 
     def _position(self, number: int) -> int:
-        """Where sample `number` of this shard is, as if the order went on beyond n."""
+        """Where sample `number` of this shard is, as if the order continued beyond n."""
         return self.start + self.rank + self.world * number

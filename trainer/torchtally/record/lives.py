@@ -22,6 +22,7 @@ class Lives:
         self._of_cluster: dict[float, Life] = {}  # by their beginning
         self._processes: int | None = None
         self._versions: Mapping[str, str] = {}
+        self._options: str | None = None
         self._reporting: set[int] = set()  # ranks of events
         self._tallied: set[int] = set()  # ranks of tally lines, which may be numbered otherwise
 
@@ -35,6 +36,7 @@ class Lives:
                 self._lives.append(Life(started=time, last=time))
                 self._processes = event.processes
                 self._versions = {name: getattr(event, name) for name in ("torchtally", "torch", "python")}
+                self._options = event.options
             case events.Rendezvous():
                 self._note(time, rendezvous=time)
             case events.Data():
@@ -90,6 +92,7 @@ class Lives:
             ranks=tuple(sorted(self._tallied or self._reporting)),
             processes=self._processes,
             versions=self._versions,
+            options=self._options,
             lives=tuple(self._joined()) or (Life(),),
         )
 

@@ -19,7 +19,7 @@ class State(StrEnum):
     """How far a run is, by its last event."""
 
     RUNNING = "running"
-    STOPPED = "stopped"  # by a signal, or by the end of rank 0's pod; a retry may go on
+    STOPPED = "stopped"  # by a signal, or by the end of rank 0's pod; a retry may continue
     COMPLETE = "complete"  # its plan is fulfilled
 
 
@@ -56,6 +56,7 @@ class Pod:
     processes: int | None  # ranks that it starts
     versions: Mapping[str, str]  # of torchtally, torch, and python, at its last start
     lives: tuple[Life, ...]
+    options: str | None = None  # of a built-in task, at its last start
 
     @property
     def life(self) -> Life:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from torchtally.errors import Refused
 from torchtally.options import Training
+from torchtally.usage import Parser
 
 if TYPE_CHECKING:  # imports torch, which --help does without
     from torchtally.training.task import Task
@@ -41,9 +42,9 @@ def load(name: str, options: Training | None = None) -> "Task":
     return task
 
 
-def parser(command: Literal["run", "evaluate", "spark [options]"]) -> argparse.ArgumentParser:
+def parser(command: Literal["run", "evaluate", "spark [options]"]) -> Parser:
     """The parser of `TASK [options]`, which the entry point, Spark's driver and each rank use."""
-    parser = argparse.ArgumentParser(prog=f"torchtally {command}", allow_abbrev=False)
+    parser = Parser(prog=f"torchtally {command}", allow_abbrev=False)
     commands = parser.add_subparsers(dest="task", metavar="TASK", required=True)
     for name, kind in OPTIONS.items():
         task = commands.add_parser(

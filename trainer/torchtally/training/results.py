@@ -87,7 +87,7 @@ class Results:
         return {"results": json.dumps(found)}
 
     def load_state_dict(self, state: Mapping[str, str]) -> None:
-        """Go on at a state, at any number of ranks. Raises Refused if it is of another training."""
+        """Continue at a state, at any number of ranks. Raises Refused if it is of another training."""
         found = json.loads(state["results"])
         for name, value in self._facts.items():
             if (before := found["facts"].get(name)) != value:

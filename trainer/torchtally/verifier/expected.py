@@ -40,7 +40,7 @@ def size(line: TallyLine) -> int:
 def parts(line: TallyLine) -> list[Progression]:
     """The positions of the line's shard, in the order in which they are consumed; of all ranks, the whole order.
 
-    Those of an epoch that ends by plan go on behind its end, for a loop may have gone on.
+    Those of an epoch that ends by plan continue behind its end, for a loop may have continued.
     """
     if line.rank == "all" or line.drawn_digest:
         return [Progression(0, 1, line.n)]

@@ -143,7 +143,7 @@ def _faults(line: TallyLine) -> Iterator[str]:
 
 
 def _early_ends(groups: list[Lines]) -> Iterator[str]:
-    """Ends of an epoch that is not the last one: what is behind them is lost if the run went on."""
+    """Ends of an epoch that is not the last one: what is behind them is lost if the run continued."""
     lines = [each.first for each in groups]
     for end, planned in {(line.end, line.plan[line.phase]) for line in lines if line.end is not None}:
         if lines[0].epoch < planned:

@@ -13,7 +13,7 @@ class Outcome(StrEnum):
     INCOMPLETE = "incomplete"  # nothing contradicts, but lines are missing
     PENDING = "pending"  # so far: the job in the cluster has not ended
     FAILED = "failed"  # for good: the job in the cluster has failed
-    FAULTY = "faulty"  # observed: samples are lost, doubled, or tested and trained on
+    FAULTY = "faulty"  # observed: samples are lost, duplicated, or tested and trained on
     DISPROVED = "disproved"  # lines contradict the contract or each other
 
     @property

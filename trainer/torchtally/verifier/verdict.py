@@ -145,7 +145,7 @@ def _problem(complaint: Complaint) -> Problem:
 def _faults_before(
     lasts: list[RunSummary], last: RunSummary, groups: list[Lines], sizes: Mapping[str, ShardSizes]
 ) -> Iterator[Problem]:
-    """What is wrong with the last lines from whose ends the run went on to that of `last`."""
+    """What is wrong with the last lines from whose ends the run continued to that of `last`."""
     for each in lasts:
         if growth.went_on(each, last):
             [name] = attempt_names([each.attempt_began])

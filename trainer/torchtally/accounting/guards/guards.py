@@ -99,7 +99,7 @@ class Guards:
         return self.loaded.saved if self.has(Loaded) else ()
 
     def load(self, state: State) -> None:
-        """The run goes on at a state."""
+        """The run continues at a state."""
         forget(state.run)
         self.loaded.seek(state.weights)
         self.say(state.caveats)

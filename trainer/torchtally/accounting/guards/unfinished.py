@@ -54,5 +54,5 @@ class Unfinished(Guard):
 
 
 def forget(run: str) -> None:
-    """A later account goes on with this run."""
+    """A later account continues with this run."""
     _left.pop(run, None)

@@ -91,7 +91,7 @@ class EpochInProgress:
 
     @property
     def repeats(self) -> bool:
-        """Whether its next step has only samples again, from among which no other number of ranks could go on."""
+        """Whether its next step has only samples again, from among which no other number of ranks could continue."""
         return isinstance(self.schedule, Schedule) and self.reached >= self.tally.phase.n
 
     @property

@@ -1,4 +1,4 @@
-"""Going on at a position: where the ranks of today begin, and the digest of what is consumed already."""
+"""Resuming at a position: where the ranks of today begin, and the digest of what is consumed already."""
 
 from dataclasses import replace
 
@@ -19,7 +19,7 @@ _CHUNK = 1 << 20  # positions at a time
 def place(position: Position, shard: Shard, batch: int) -> tuple[int, int]:
     """From which position on the ranks share the samples, and how many steps they skip from there.
 
-    The same ranks go on with their shards. Others, or other batches, share out what is left. So do the same ranks if
+    The same ranks continue with their shards. Others, or other batches, share out what is left. So do the same ranks if
     samples are dropped: of these it is known how many there are, and not which rank had them.
     """
     if _is_shared_out(position, shard.world, batch):
@@ -28,7 +28,7 @@ def place(position: Position, shard: Shard, batch: int) -> tuple[int, int]:
 
 
 def problem(name: str, position: Position, shard: Shard, batch: int) -> str | None:
-    """Why an epoch cannot go on at this position with the ranks and batches of today."""
+    """Why an epoch cannot continue at this position with the ranks and batches of today."""
     if (
         position.drawn is None
         and _consumed(position, shard) > shard.n

@@ -132,7 +132,7 @@ class Tally:
         self.shard = self.phase.shard(self.run)
 
     def restore(self, carried: Digest, consumed: Digest, count: int) -> None:
-        """Go on from a share of what was consumed before phase.start, and from what this rank consumed after it."""
+        """Continue from a share of what was consumed before phase.start, and from what this rank consumed after it."""
         self.carried, self._digest, self.count = carried, consumed, count
         self._kept = None  # not all of it was seen here
 

@@ -207,7 +207,7 @@ class DrawnSampler:
         if not same:
             raise Refused(
                 f"{self.name} epoch {epoch}: each of {made.world} ranks has drawn a part of its own, and {self.world} "
-                f"ranks cannot go on within it: go on with {made.world} ranks, or from a state between two epochs"
+                f"ranks cannot continue within it: continue with {made.world} ranks, or from a state between two epochs"
             )
         return self._turns(epoch, min(made.start + made.steps * made.world, len(batches)), batches)
 

@@ -29,7 +29,7 @@ class Pace:
         return cls(seconds) if process.local_rank == 0 else None
 
     def begin(self, phase: str, samples: int, done: float) -> None:
-        """An epoch begins, or goes on: `samples` of it are consumed, and `done` is the training's share, 0 to 1."""
+        """An epoch begins, or continues: `samples` of it are consumed, and `done` is the training's share, 0 to 1."""
         now = time.monotonic()
         if self._began is None:
             self._began, self._due = (now, done), now + min(self._seconds, _FIRST_SECONDS)

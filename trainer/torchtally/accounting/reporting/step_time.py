@@ -81,7 +81,7 @@ class StepTime:
         self._paused = time.perf_counter(), WAITED.calls, WAITED.passes
 
     def go_on(self) -> None:
-        """The step goes on."""
+        """The step continues."""
         at, calls, passes = self._paused
         self._began += time.perf_counter() - at
         self._calls += WAITED.calls - calls

@@ -1,4 +1,4 @@
-"""One start of a run: this process's place in it, and whether it goes on with what another start has done."""
+"""One start of a run: this process's place in it, and whether it continues with what another start has done."""
 
 import os
 import time
@@ -192,7 +192,7 @@ class Attempt:
         )
 
     def take_up(self, loaded: State, *, reported: bool, grown: bool = False) -> None:
-        """Go on with the run of a loaded state, to a plan that may have `grown`, unless that is `reported` already.
+        """Continue with the run of a loaded state, to a plan that may have `grown`, unless that is `reported` already.
 
         Raises Refused.
         """

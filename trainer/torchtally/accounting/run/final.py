@@ -1,4 +1,4 @@
-"""A failure that is final: a loop that catches it must not go on."""
+"""A failure that is final: a loop that catches it must not continue."""
 
 from collections.abc import Callable
 from types import TracebackType

@@ -31,7 +31,7 @@ class Progress:
         self.loaded: State | None = None
         self.body = Body()
         self.stopped: str | None = None  # why the program has stopped the run
-        self.waiting: Counter[str] = Counter()  # by phase: epochs that wait for their proof while a later one goes on
+        self.waiting: Counter[str] = Counter()  # by phase: epochs that wait for their proof while a later one continues
         self._rested: set[str] = set()  # phases whose loaders have been asked in a body that is begun again
 
     @property
@@ -68,11 +68,11 @@ class Progress:
         return end if epoch == epochs else None
 
     def stop_problem(self, opened: Set[str]) -> str | None:
-        """Why the run cannot be stopped: a loaded epoch in progress, whose samples count, has not gone on yet."""
+        """Why the run cannot be stopped: a loaded epoch in progress, whose samples count, has not continued yet."""
         for phase, state in self.phases.items():
             if state.position and state.position.consumed and phase not in opened:
                 epoch = state.positions[-1].epoch
-                return f"{phase} epoch {epoch} is in progress: call stop() after its loop has gone on"
+                return f"{phase} epoch {epoch} is in progress: call stop() after its loop has continued"
         return None
 
     def declare(self, phase: str, found: PhaseState) -> None:
@@ -222,7 +222,7 @@ class Progress:
         return epoch
 
     def load(self, loaded: State) -> None:
-        """Go on at a state. Raises Refused if it is of other data, or of a plan that has not grown to this one."""
+        """Continue at a state. Raises Refused if it is of other data, or of a plan that has not grown to this one."""
         if loaded.plan != self.given and not self._grows_from(loaded):
             raise Refused(
                 f"the state is of another run: its plan is {loaded.plan}, and now it is {self.given}; {ANOTHER}"

@@ -56,7 +56,7 @@ class Reports:
         self._options, self._model = options, trained
 
     def begin(self, current: EpochInProgress, run: Run, checkpoints: Rounds | None) -> None:
-        """An epoch begins, or goes on."""
+        """An epoch begins, or continues."""
         self._planned, self._consumed = self._phases.extent
         if not self._begun:
             self._begun = True

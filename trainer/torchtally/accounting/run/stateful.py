@@ -25,7 +25,7 @@ def state(phases: Phases, progress: Progress, attempt: Attempt, guards: Guards, 
 
 
 def load(state: Mapping[str, Any], progress: Progress, attempt: Attempt, guards: Guards, *, reported: bool) -> None:
-    """Go on at a state, unless that is `reported` already: `Account.load_state_dict`. Raises Refused."""
+    """Continue at a state, unless that is `reported` already: `Account.load_state_dict`. Raises Refused."""
     if attempt.begun:
         raise Refused("load_state_dict() must be called before the first epoch of this start")
     if progress.loaded:

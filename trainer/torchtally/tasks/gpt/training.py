@@ -1,7 +1,7 @@
 """The training of the task gpt: a loop of its own over an account, as a user would write it.
 
 FSDP2 shards the parameters over all ranks. torch's distributed checkpoints hold each shard, so that any number of ranks
-can go on.
+can continue.
 """
 
 import hashlib
