@@ -23,11 +23,13 @@ _OPERATOR = "github.com/kubeflow/training-operator@v1.9.4", "manifests/base/crds
 _TRAINER = "github.com/kubeflow/trainer/v2@v2.3.0", "manifests/base/crds"
 _PROMETHEUS = "github.com/prometheus-operator/prometheus-operator@v0.85.0", "example/prometheus-operator-crd"
 _SIGSTORE = "github.com/sigstore/policy-controller@v0.13.1", "config"
+_ARGO_CD = "github.com/argoproj/argo-cd/v3@v3.3.0", "manifests/crds"
 _SOURCES = {
     "PyTorchJob": (*_OPERATOR, "kubeflow.org_pytorchjobs.yaml"),
     "TrainJob": (*_TRAINER, "trainer.kubeflow.org_trainjobs.yaml"),
     "TrainingRuntime": (*_TRAINER, "trainer.kubeflow.org_trainingruntimes.yaml"),
     "PodMonitor": (*_PROMETHEUS, "monitoring.coreos.com_podmonitors.yaml"),
+    "Application": (*_ARGO_CD, "application-crd.yaml"),
     "ClusterImagePolicy": (*_SIGSTORE, "300-clusterimagepolicy.yaml"),
 }
 

@@ -1,5 +1,6 @@
 """What the chart renders is what the jobs' controllers and restricted Pod Security accept."""
 
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -131,6 +132,18 @@ def test_the_policy_for_signed_images_is_one_that_its_controller_takes(crds: dic
     for policy in yaml.safe_load_all((ROOT / "docs/guides/signed-images.yaml").read_text()):
         assert policy["apiVersion"] == "policy.sigstore.dev/v1beta1"
         jsonschema.Draft202012Validator(crds[policy["kind"]]).validate(policy)
+
+
+def test_the_application_of_the_readme_is_one_that_argo_cd_takes(
+    render: Render, crds: dict[str, Schema], tmp_path: Path
+) -> None:
+    blocks = re.findall(r"```yaml\n(.*?)```", (ROOT / "charts/torchtally/README.md").read_text(), re.DOTALL)
+    [application] = [yaml.safe_load(block) for block in blocks if "kind: Application" in block]
+    jsonschema.Draft202012Validator(crds["Application"]).validate(application)
+    source = application["spec"]["source"]
+    assert (ROOT / source["path"] / "Chart.yaml").exists()
+    (values := tmp_path / "values.yaml").write_text(yaml.safe_dump(source["helm"]["valuesObject"]))
+    assert {"PyTorchJob", "Job"} <= {each["kind"] for each in flat(render(f"--values={values}"))}
 
 
 def test_the_operators_schema_finds_mistakes(render: Render, crds: dict[str, Schema]) -> None:

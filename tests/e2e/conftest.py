@@ -5,16 +5,18 @@ import re
 import subprocess
 import zlib
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 
 import argo
 import controllers
 import faults
 import nodes
+import own
 import policy
 import prometheus
 import pytest
-from cluster import CHART, LABEL, LIMIT, ROOT, Namespace, run, wait_for
+from cluster import CHART, LABEL, LIMIT, ROOT, Namespace, built, run, wait_for
 
 SAVED = ROOT / "build/e2e"
 ORDER = ("kueue", "prometheus_operator", "operator")  # fixtures, whose tests come last, and before them, and so on
@@ -138,6 +140,21 @@ def namespace(namespaces: None, request: pytest.FixtureRequest) -> Iterator[Name
     namespace.create()
     yield namespace
     namespace.delete()
+
+
+@pytest.fixture(scope="session")
+def image_with_libraries(own_cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The image under test with the libraries of all trainings, as a user's own image has them."""
+    folder = tmp_path_factory.mktemp("libraries")
+    (folder / "overrides.txt").write_text("".join(f"{each}; sys_platform == 'never'\n" for each in own.IN_THE_IMAGE))
+    ask = ("-c", "import platform; print(platform.python_version())")
+    python = run("docker", "run", "--rm", "--entrypoint=python", os.environ["E2E_IMAGE"], *ask).stdout.strip()
+    install = ("uv", "--directory", str(ROOT / "trainer"), "pip", "install", "--quiet", "--python-version", python)
+    libraries = [f"{each}=={version(each)}" for each in sorted(own.LIBRARIES)]
+    target = ("--target", str(folder / "libraries"), "--overrides", str(folder / "overrides.txt"))
+    run(*install, *target, *libraries)
+    with built("libraries", "FROM {base}\nCOPY libraries /libraries\n", folder) as name:
+        yield name
 
 
 @pytest.fixture(scope="session")

@@ -225,8 +225,8 @@ def continue_with_fewer_pods(moment: str) -> Fault:
     return fault
 
 
-def drain_a_node(namespace: Namespace) -> float:
-    with held(namespace, MASTER, MID_EPOCH):
+def drain_a_node(namespace: Namespace, moment: str = MID_EPOCH) -> float:
+    with held(namespace, MASTER, moment):
         node, when = nodes.without_the_master(namespace), time.time()
         nodes.drain(node, wait=False)
     nodes.drain(node)

@@ -50,9 +50,12 @@ def _sample(output: Path, log: str) -> str:
     return found
 
 
-def _of_transformers(output: Path, log: str) -> str:
-    newest = max(output.glob("hf/checkpoint-*"), key=lambda path: int(path.name.partition("-")[2]))
-    return _hash(load_file(newest / "model.safetensors"))
+def _newest(folders: str) -> Callable[[Path, str], str]:
+    def result(output: Path, log: str) -> str:
+        newest = max(output.glob(folders), key=lambda path: int(path.name.partition("-")[2]))
+        return _hash(load_file(newest / "model.safetensors"))
+
+    return result
 
 
 def _of_lightning(output: Path, log: str) -> str:
@@ -77,8 +80,16 @@ TRANSFORMERS = Training(
     script="hf_trainer.py",
     arguments=("--output", "/output/hf"),
     whole="output/hf/checkpoint-*/trainer_state.json",
-    result=_of_transformers,
+    result=_newest("hf/checkpoint-*"),
     libraries=("transformers", "accelerate"),
+)
+ACCELERATE = Training(
+    name="Accelerate",
+    script="accelerate_loop.py",
+    arguments=("--output", "/output/accelerate"),
+    whole="output/accelerate/step-*/model.safetensors",
+    result=_newest("accelerate/step-*"),
+    libraries=("accelerate",),
 )
 LIGHTNING = Training(
     name="Lightning",
@@ -96,6 +107,6 @@ MDS = Training(
     result=_factors,
     libraries=("mosaicml-streaming",),
 )
-TRAININGS = [GPT, TRANSFORMERS, LIGHTNING, MDS]
+TRAININGS = [GPT, TRANSFORMERS, ACCELERATE, LIGHTNING, MDS]
 LIBRARIES = {library for training in TRAININGS for library in training.libraries}
 IN_THE_IMAGE = ["numpy", "torch", "torchvision"]  # and a second one beside it would be taken in its place

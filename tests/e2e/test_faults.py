@@ -5,19 +5,17 @@ All rows are `make e2e-faults`; `make e2e` leaves out those marked `nightly`. Ei
 
 import functools
 import json
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from importlib.metadata import version
 from typing import Literal
 
 import faults
 import nodes
 import own
 import pytest
-from cluster import ROOT, Namespace, built, run, script
+from cluster import Namespace, script
 from fault_table import Row, last, lost_and_doubled, record
 from faults import DATA, LAST_STEP, MASTER, MID_EPOCH, PODS, RENDEZVOUS, SAVE, Fault, delete, kill
 from own import Training
@@ -127,6 +125,7 @@ CASES = [
     of_ones_own(own.TRANSFORMERS, kill, WORKER, MID_EPOCH, "ExitCode", nightly=False),
     of_ones_own(own.TRANSFORMERS, kill, MASTER, SAVE, "OnFailure"),
     of_ones_own(own.TRANSFORMERS, delete, MASTER, MID_EPOCH, "OnFailure"),
+    of_ones_own(own.ACCELERATE, kill, WORKER, MID_EPOCH, "OnFailure"),
     of_ones_own(own.LIGHTNING, kill, MASTER, MID_EPOCH, "OnFailure", nightly=False),
     of_ones_own(own.LIGHTNING, delete, WORKER, MID_EPOCH, "ExitCode"),
     with_fewer_pods(own.LIGHTNING),
@@ -217,21 +216,6 @@ def starts(namespace: Namespace) -> list[float]:
     statuses = [each for pod in namespace.list("pod").values() for each in pod["status"].get("containerStatuses", [])]
     states = [state for each in statuses for kind in ("state", "lastState") for state in each[kind].values()]
     return [datetime.fromisoformat(state["startedAt"]).timestamp() for state in states if state.get("startedAt")]
-
-
-@pytest.fixture(scope="session")
-def image_with_libraries(own_cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The image under test with the libraries of all trainings, as a user's own image has them."""
-    folder = tmp_path_factory.mktemp("libraries")
-    (folder / "overrides.txt").write_text("".join(f"{each}; sys_platform == 'never'\n" for each in own.IN_THE_IMAGE))
-    ask = ("-c", "import platform; print(platform.python_version())")
-    python = run("docker", "run", "--rm", "--entrypoint=python", os.environ["E2E_IMAGE"], *ask).stdout.strip()
-    install = ("uv", "--directory", str(ROOT / "trainer"), "pip", "install", "--quiet", "--python-version", python)
-    libraries = [f"{each}=={version(each)}" for each in sorted(own.LIBRARIES)]
-    target = ("--target", str(folder / "libraries"), "--overrides", str(folder / "overrides.txt"))
-    run(*install, *target, *libraries)
-    with built("libraries", "FROM {base}\nCOPY libraries /libraries\n", folder) as name:
-        yield name
 
 
 @pytest.fixture(scope="session")
