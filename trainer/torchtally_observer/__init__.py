@@ -15,7 +15,6 @@ streams     rows without indices, as their smallest checksums
 signs       that a rank goes on, and where it stands, for `torchtally run`
 ranks       who this process is among the ranks
 line        the lines
-uncaught    an error that all ranks of a pod raise, whose traceback one of them prints
 
 sitecustomize starts it where this folder is on PYTHONPATH: in an image that has nothing of torchtally.
 

@@ -39,9 +39,8 @@ def _extend(loader):
 
 def _observe(module):
     try:
-        from torchtally_observer import patches, uncaught
+        from torchtally_observer import patches
 
-        uncaught.print_once()
         patches.install(module)
     except Exception as error:  # whatever it is, the program continues
         _say_off(error)

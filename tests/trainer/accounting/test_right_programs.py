@@ -240,7 +240,7 @@ RIGHT = [
 SAID = {has_an_outer_optimizer: ["weights not compared between ranks: replicated=False"]}
 
 
-def test_programs_as_people_write_them_are_proved_without_a_caveat_that_they_do_not_ask_for(subtests: pytest.Subtests) -> None:
+def test_programs_as_people_write_them_are_proved_without_an_unasked_caveat(subtests: pytest.Subtests) -> None:
     for body, of_ranks in zip(RIGHT, in_turn(2, ((body,) for body in RIGHT)), strict=True):
         for found in of_ranks:
             with subtests.test(body.__name__):
