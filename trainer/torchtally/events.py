@@ -129,7 +129,7 @@ class Progress(Event):
     ] = None
     data_wait: Annotated[float | None, "seconds of those steps in which this rank waited for its next batch"] = None
     compute: Annotated[float | None, "seconds of those steps in neither of the other two"] = None
-    communication: Annotated[float | None, "seconds of those steps in which this rank waited for other ranks"] = None
+    communication: Annotated[float | None, "seconds of those steps in which DDP waited for other ranks"] = None
 
 
 @dataclass(frozen=True, kw_only=True)

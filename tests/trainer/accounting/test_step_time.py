@@ -48,21 +48,7 @@ def wait_for(pid: int, step: int) -> None:
     time.sleep(SLEEP)
 
 
-def by_ddp(model: nn.Module) -> Callable[[torch.Tensor], None]:
-    together = DistributedDataParallel(model)
-    return lambda batch: together(batch).sum().backward()
-
-
-def by_hand(model: nn.Module) -> Callable[[torch.Tensor], None]:
-    def step(batch: torch.Tensor) -> None:
-        model(batch).sum().backward()
-        for each in model.parameters():
-            dist.all_reduce(each.grad)
-
-    return step
-
-
-def trains(synchronized: Callable[[nn.Module], Callable[[torch.Tensor], None]], slow_in: str) -> dict[str, Any]:
+def trains(slow_in: str) -> dict[str, Any]:
     """Rank 1 is slow: rank 0 waits in each step already. Returns the times of this rank."""
     rank, world = dist.get_rank(), dist.get_world_size()
     pid = torch.tensor([os.getpid()])
@@ -73,35 +59,32 @@ def trains(synchronized: Callable[[nn.Module], Callable[[torch.Tensor], None]], 
             wait_for(int(pid), step)
 
     os.environ["TORCHTALLY_GUARDS"] = "-contents"  # whose reads would be counted
-    model = nn.Linear(4, 1)
+    model = DistributedDataParallel(nn.Linear(4, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    step = synchronized(model)
     with Account(task="t", plan={"train": 1}) as account:
+        account.optimizer(optimizer)
         data = Points(STEPS * world, *([late] if slow_in == "data_wait" else []))
-        for batch in account.epoch("train", 1, account.loader(data, "train", batch_size=1)):
+        for step, batch in enumerate(account.loader(data, "train", batch_size=1), 1):
             if slow_in == "compute":
-                late(batch.step)
+                late(step)
             if rank == 0:
-                Path("/proc/self/comm").write_text(str(batch.step))
+                Path("/proc/self/comm").write_text(str(step))
             optimizer.zero_grad()
-            step(batch.data)
+            account.weigh(model(batch).sum()).backward()
             optimizer.step()
-            account.commit()
-        return vars(account._counting._steps.total)
+    return vars(account._counting._steps.total)
 
 
-@pytest.mark.parametrize("synchronized", [by_ddp, by_hand])
 @pytest.mark.parametrize("slow_in", ["data_wait", "compute"])
-def test_a_step_is_divided_into_its_parts(synchronized: Callable[..., Any], slow_in: str) -> None:
-    fast, slow = (each["result"] for each in run(2, trains, synchronized, slow_in))
+def test_a_step_is_divided_into_its_parts(slow_in: str) -> None:
+    fast, slow = (each["result"] for each in run(2, trains, slow_in))
     assert fast["steps"] == slow["steps"] == STEPS
     assert slow[slow_in] >= STEPS * SLEEP
-    # The first backward pass is not measured, and DDP forms its buckets anew in the second step.
-    assert fast["communication"] >= (STEPS - 2) * SLEEP
+    assert fast["communication"] >= (STEPS - 2) * SLEEP  # DDP forms its buckets anew in the second step
 
 
 def saves_between_steps() -> dict[str, Any]:
-    steps = StepTime(dist.get_world_size())
+    steps = StepTime()
     began = time.perf_counter()
     steps.begin()
     for _ in steps.fetched(range(3)):
@@ -129,15 +112,15 @@ def meets(slow_steps: int, steps: int) -> list[dict[str, Any]]:
     rank = dist.get_rank()
     model = nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    step = by_ddp(model)
+    model = DistributedDataParallel(model)
     with Account(task="t", plan={"train": 1}) as account:
+        account.optimizer(optimizer)
         loader = account.loader(Points(steps * dist.get_world_size()), "train", batch_size=1)
-        for batch in account.epoch("train", 1, loader):
-            time.sleep(SLEEP if rank == 2 and batch.step <= slow_steps else SLEEP / 10)
+        for step, batch in enumerate(loader, 1):
+            time.sleep(SLEEP if rank == 2 and step <= slow_steps else SLEEP / 10)
             optimizer.zero_grad()
-            step(batch.data)
+            account.weigh(model(batch).sum()).backward()
             optimizer.step()
-            account.commit()
             dist.barrier(own_group.of_all())  # steps of equal length for the test's sake
     return []
 
@@ -168,7 +151,7 @@ def tells() -> None:
         events.Straggler(slow=pod, slow_rank=1, loses_in="compute", seconds=0.3, others=0.1) for pod in ("b", "c")
     )
     meets = meeting.Meeting(
-        Run(run="r", attempt=0, pod="a", task="t", plan={}, rank=0, world=1, seed=0, data=""), StepTime(1)
+        Run(run="r", attempt=0, pod="a", task="t", plan={}, rank=0, world=1, seed=0, data=""), StepTime()
     )
     for found in (one, None, one, one, one, other, one, other, other, None, other, None, None, None):
         meets._tell(found)

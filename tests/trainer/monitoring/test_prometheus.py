@@ -203,11 +203,11 @@ def test_the_counts_of_a_pod_grow_while_an_epoch_ends_and_another_begins() -> No
 
     metrics = PodMetrics(RUN, 0.25)
     value = registry(metrics).get_sample_value
-    metrics.begin(train := Current("train", 3), StepTime(1))
-    metrics.begin(tune := Current("tune", 0), StepTime(1))
+    metrics.begin(train := Current("train", 3), StepTime())
+    metrics.begin(tune := Current("tune", 0), StepTime())
     train.counted, tune.counted = 5, 1
     assert (value("torchtally_steps_total"), value("torchtally_pod_samples_total")) == (3, 7.5)
-    metrics.begin(train := Current("train", 0), StepTime(1))
+    metrics.begin(train := Current("train", 0), StepTime())
     assert (value("torchtally_steps_total"), value("torchtally_pod_samples_total")) == (3, 7.5)
     train.counted = 1
     assert (value("torchtally_steps_total"), value("torchtally_pod_samples_total")) == (4, 10)

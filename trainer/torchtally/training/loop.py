@@ -17,7 +17,7 @@ from torchtally.accounting.batches.collate import Batch
 from torchtally.accounting.evaluation import evaluate
 from torchtally.checkpoints.coordination import Rounds
 from torchtally.checkpoints.of_rank_0 import CheckpointsOfRank0
-from torchtally.distributed import ddp, running_stats
+from torchtally.distributed import ddp, running_stats, waiting
 from torchtally.distributed.shared_memory import SharedGradients
 from torchtally.errors import Refused
 from torchtally.log import log
@@ -131,7 +131,8 @@ class Loop:
             output = together(task.inputs(train.inputs[chosen]))
             labels = train.labels[chosen.to(device, non_blocking=True)]
             loss = functional.cross_entropy(output, labels, reduction="sum")
-            (loss * scale).backward()
+            scaled = loss * scale
+            (waiting.timed(scaled) if world > 1 else scaled).backward()
             # A checkpoint may follow, and holds rank 0's statistics.
             if memory:
                 memory.average()

@@ -16,6 +16,7 @@ from torchtally import compat
 from torchtally.accounting.ledger.batch_in_flight import Handed
 from torchtally.accounting.ledger.epoch_in_progress import EpochInProgress
 from torchtally.accounting.ledger.optimizer_gradients import READ, Named
+from torchtally.distributed import waiting
 from torchtally.errors import Refused
 
 CLEARED = "its gradients were cleared before a step"
@@ -257,8 +258,8 @@ class Gradients:
                     self._look_back(named)
                 named.before = named.mark()
             self._passing = []
-            # What FSDP and DDP queue comes between: they write to the gradients at the end of a pass.
-            compat.after_backward(lambda: compat.after_backward(self._has_passed))
+            # After FSDP and DDP, which write to the gradients at the end of a pass.
+            waiting.end_pass(self._has_passed)
         self._passing += batches
         for each in batches:
             self._cleared.pop(each, None)

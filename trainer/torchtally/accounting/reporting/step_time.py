@@ -6,10 +6,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
-from torchtally.distributed import waiting
 from torchtally.distributed.waiting import WAITED
 
-_MEASURE_SECONDS = 0.025  # between two steps whose backward passes are measured: all of them, if they are longer
 Item = TypeVar("Item")
 
 
@@ -41,16 +39,12 @@ class StepTime:
         number: Of the steps so far.
     """
 
-    def __init__(self, world: int) -> None:
-        if world > 1:
-            waiting.watch()
-        self._alone = world == 1
+    def __init__(self) -> None:
+        WAITED.thread = threading.get_ident()
         self.number = 0
         self._whole = self._data = self._communication = 0.0
         self._fetching = 0.0  # the data wait of the step in progress
-        self._pass_wait = 0.0  # of the last step that was measured; those between two such steps count as it
-        self._measure_at = 0.0
-        self._paused = 0.0, 0.0, 0.0
+        self._paused = 0.0, 0.0
         self.begin()
 
     @property
@@ -61,7 +55,7 @@ class StepTime:
 
     def begin(self) -> None:
         """A step begins."""
-        self._calls, self._passes, self._fetching = WAITED.calls, WAITED.passes, 0.0
+        self._waited, self._fetching = WAITED.seconds, 0.0
         self._began = time.perf_counter()
 
     def fetched(self, batches: Iterable[Item]) -> Iterator[Item]:
@@ -78,22 +72,18 @@ class StepTime:
 
     def pause(self) -> None:
         """What follows, up to `go_on`, is no part of the step."""
-        self._paused = time.perf_counter(), WAITED.calls, WAITED.passes
+        self._paused = time.perf_counter(), WAITED.seconds
 
     def go_on(self) -> None:
         """The step continues."""
-        at, calls, passes = self._paused
+        at, waited = self._paused
         self._began += time.perf_counter() - at
-        self._calls += WAITED.calls - calls
-        self._passes += WAITED.passes - passes
+        self._waited += WAITED.seconds - waited
 
     def stepped(self) -> None:
         """The step ends."""
-        now = time.perf_counter()
-        if WAITED.measures:
-            self._pass_wait, self._measure_at = WAITED.passes - self._passes, self._began + _MEASURE_SECONDS
-        WAITED.measures, WAITED.thread = not self._alone and now >= self._measure_at, threading.get_ident()
+        WAITED.thread = threading.get_ident()
         self.number += 1
-        self._whole += now - self._began
+        self._whole += time.perf_counter() - self._began
         self._data += self._fetching
-        self._communication += WAITED.calls - self._calls + self._pass_wait
+        self._communication += WAITED.seconds - self._waited

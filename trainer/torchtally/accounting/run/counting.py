@@ -75,7 +75,7 @@ class Counting:
     ):
         self._attempt, self._progress, self._phases, self._guards = attempt, progress, phases, guards
         self._reports, self._pace, self._exporter = reports, pace, exporter
-        self._steps = StepTime(attempt.members.everyone.size())
+        self._steps = StepTime()
         self._meeting: Meeting | None = None  # once the run is known
         self.checkpoints: Rounds | None = None
         self.asked = Asked(attempt.members.everyone)

@@ -27,7 +27,7 @@ from torchtally.accounting.account import Account
 from torchtally.accounting.batches.collate import Batch
 from torchtally.accounting.proofs import kept_lines, proof_file
 from torchtally.atomic_file import clear, replace
-from torchtally.distributed import process_group
+from torchtally.distributed import process_group, waiting
 from torchtally.environment import Places, Process
 from torchtally.errors import Refused
 from torchtally.log import log
@@ -146,7 +146,7 @@ class Trainer:
         """Add the gradients of a batch; returns this rank's sum of losses. All ranks take part, also without a row."""
         logits, targets, present = self._predict(batch)
         loss = _loss(logits, targets) * present
-        loss.backward()
+        waiting.timed(loss).backward()
         return loss.detach()
 
     def _predict(self, batch: Batch) -> tuple[Tensor, Tensor, bool]:

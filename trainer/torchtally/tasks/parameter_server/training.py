@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from torchtally.accounting.account import Account
 from torchtally.accounting.evaluation import evaluate
+from torchtally.distributed import waiting
 from torchtally.environment import store_address, trusts_network
 from torchtally.errors import Refused
 from torchtally.pod import address, network_interface
@@ -86,7 +87,7 @@ class Trainer:
             inputs, labels = batch.data
             loss = cross_entropy(self._model(inputs), labels.to(self._context.device), reduction="sum")
             # DDP and the table divide the sum over ranks by their number.
-            (loss * account.world / batch.rows).backward()
+            waiting.timed(loss * account.world / batch.rows).backward()
             self._optimizer.step()
             self._table.step()
             self._optimizer.zero_grad()
