@@ -125,7 +125,6 @@ CASES = [
     of_ones_own(own.TRANSFORMERS, kill, WORKER, MID_EPOCH, "ExitCode", nightly=False),
     of_ones_own(own.TRANSFORMERS, kill, MASTER, SAVE, "OnFailure"),
     of_ones_own(own.TRANSFORMERS, delete, MASTER, MID_EPOCH, "OnFailure"),
-    of_ones_own(own.ACCELERATE, kill, WORKER, MID_EPOCH, "OnFailure"),
     of_ones_own(own.LIGHTNING, kill, MASTER, MID_EPOCH, "OnFailure", nightly=False),
     of_ones_own(own.LIGHTNING, delete, WORKER, MID_EPOCH, "ExitCode"),
     with_fewer_pods(own.LIGHTNING),
