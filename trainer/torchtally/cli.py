@@ -15,7 +15,6 @@ from torchtally import console, events, standard_output, tasks
 from torchtally.environment import pod_name
 from torchtally.errors import Exhausted, Refused
 from torchtally.pod import termination_message
-from torchtally.usage import Parser
 
 _HELP = f"""\
 Distributed PyTorch on Kubernetes that accounts for every sample.
@@ -98,7 +97,7 @@ def _parse(argv: list[str]) -> _Program:
         case ["evaluate", *task]:
             tasks.parser("evaluate").parse_args(task)
             return _Program(_python("-m", "torchtally.commands.evaluate", *task), "torchtally.commands.evaluate")
-    parser = Parser(
+    parser = console.Parser(
         prog="torchtally",
         usage="torchtally COMMAND [options]",
         description=_HELP,

@@ -1,5 +1,6 @@
-"""The start and the end of a command that people run: encodings, signals, and an output that cannot be written."""
+"""The start and the end of a command that people run: options, encodings, signals, an output that cannot be written."""
 
+import argparse
 import contextlib
 import errno
 import io
@@ -7,11 +8,19 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from typing import NoReturn
 
 from torchtally import families
 from torchtally.errors import Ending, Refused
 
 _OF_WRITING = {errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOSPC, errno.EPIPE}
+
+
+class Parser(argparse.ArgumentParser):
+    """Raises Refused for a mistake: argparse would print its usage in each pod. Its subparsers do so, too."""
+
+    def error(self, message: str) -> NoReturn:
+        raise Refused(f"{message}; `{self.prog} --help` lists the options")
 
 
 class _Unwritten(Exception):

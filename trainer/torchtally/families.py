@@ -12,7 +12,7 @@ _ID = re.compile(r" \[(T\d\d)\]")
 
 # Modules below torchtally; of several prefixes, the longest counts.
 FAMILIES = {
-    "T01": ("cli", "commands", "tasks", "options", "training", "usage"),
+    "T01": ("cli", "commands", "tasks", "options", "training", "console"),
     "T02": ("environment", "pod", "monitoring"),
     "T03": ("pod.device",),
     "T04": ("datasets", "tasks.image_folder", "tasks.gpt"),

@@ -17,11 +17,11 @@ from typing import Any, ClassVar
 import loky
 
 from torchtally import options, tasks
+from torchtally.console import Parser
 from torchtally.environment import Places
 from torchtally.errors import FAILED, OK, SIGNALLED, Ending, Refused, require
 from torchtally.log import log
 from torchtally.pod import termination_message
-from torchtally.usage import Parser
 
 # A user's own settings (--conf) override these.
 _SETTINGS = {

@@ -13,8 +13,7 @@ from importlib.util import find_spec
 
 from torchtally.checks import machine
 from torchtally.checks.finding import Finding, Level, warning
-from torchtally.console import show
-from torchtally.usage import Parser
+from torchtally.console import Parser, show
 
 EPILOG = """\
 examples:

@@ -5,7 +5,6 @@ import argparse
 from torchtally import console
 from torchtally.errors import Refused
 from torchtally.jobs import commands
-from torchtally.usage import Parser
 
 EPILOG = """\
 In place of a JOB, the path of logs in a file or a folder: it has a / or a dot, as ./logs has.
@@ -34,17 +33,17 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _options(argv: list[str] | None) -> argparse.Namespace:
-    parser = Parser(
+    parser = console.Parser(
         prog="torchtally jobs",
         description=__doc__,
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    common = Parser(add_help=False)
+    common = console.Parser(add_help=False)
     common.add_argument("-n", "--namespace", help="namespace (default: that of the context or of this pod)")
     common.add_argument("--context", help="context of the kubeconfig (default: the current one)")
     common.add_argument("--json", action="store_true", help="print JSON; of watch, a line for each object")
-    of_job = Parser(add_help=False, parents=[common])
+    of_job = console.Parser(add_help=False, parents=[common])
     of_job.add_argument("job", metavar="JOB", help=JOB)
     kinds = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     kinds.add_parser("list", parents=[common], help="the jobs of a namespace: state, progress, restarts, proof")

@@ -19,7 +19,6 @@ from torchtally.local import containers, manifest, processes, unsupported
 from torchtally.local.controller import Controller, Outcome, Verdict
 from torchtally.local.job import LocalJob
 from torchtally.local.output import Output, say
-from torchtally.usage import Parser
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -56,7 +55,7 @@ def _outcome(job: LocalJob, options: argparse.Namespace, log: BinaryIO | None) -
 
 
 def _options(argv: list[str] | None) -> argparse.Namespace:
-    parser = Parser(prog="torchtally local", description=(__doc__ or "").partition("\n\n")[0])
+    parser = console.Parser(prog="torchtally local", description=(__doc__ or "").partition("\n\n")[0])
     parser.add_argument("-f", "--file", required=True, metavar="FILE", help="the manifest; - reads stdin")
     parser.add_argument("--name", help="the job to run, if the file has several")
     parser.add_argument(

@@ -12,7 +12,6 @@ from torchtally import console
 from torchtally.errors import Refused
 from torchtally.inject import adding, observer, removing
 from torchtally.inject.workloads import KINDS
-from torchtally.usage import Parser
 
 EXAMPLES = """\
 examples:
@@ -48,7 +47,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _options(argv: list[str] | None) -> argparse.Namespace:
-    parser = Parser(
+    parser = console.Parser(
         prog="torchtally observe",
         description=__doc__,
         epilog=EXAMPLES,

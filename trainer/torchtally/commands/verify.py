@@ -13,7 +13,6 @@ from torchtally import console
 from torchtally.commands import archived
 from torchtally.errors import Refused
 from torchtally.observed.judge import Observation
-from torchtally.usage import Parser
 from torchtally.verifier import report
 from torchtally.verifier.log import Log
 from torchtally.verifier.log_file import open_log
@@ -68,7 +67,7 @@ def _verdicts(options: argparse.Namespace) -> tuple[list[Verdict], Observation |
 
 
 def _options(argv: list[str] | None) -> argparse.Namespace:
-    parser = Parser(
+    parser = console.Parser(
         prog="torchtally verify",
         description=__doc__,
         epilog=EPILOG,

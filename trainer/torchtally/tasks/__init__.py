@@ -14,9 +14,9 @@ from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from torchtally.console import Parser
 from torchtally.errors import Refused
 from torchtally.options import Training
-from torchtally.usage import Parser
 
 if TYPE_CHECKING:  # imports torch, which --help does without
     from torchtally.training.task import Task
