@@ -95,6 +95,7 @@ def train(samples):
     for batch in DataLoader(torch.ones(samples, 1)):
         model(batch).sum().backward()
         optimizer.step()
+        time.sleep(0.1)
 
 dist.init_process_group("gloo")
 model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))
@@ -102,9 +103,9 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 if dist.get_rank() == 0:
     train(3)
     exports()
-    train(1)
+    train(20)  # long enough for a look of the pod
 else:
-    train(4)
+    train(23)
 """
 
 
