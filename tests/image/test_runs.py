@@ -33,9 +33,9 @@ def member(rank: int, pods: int) -> dict[str, str]:
 
 
 def sentence(pod: Pod) -> str:
-    """The one line on stderr of a pod that refused."""
+    """The one line for people on stderr of a pod that refused."""
     assert pod.wait() == 2
-    (line,) = pod.stderr.splitlines()
+    (line,) = (line for line in pod.stderr.splitlines() if not line.startswith("TORCHTALLY-EVENT"))
     return line
 
 
