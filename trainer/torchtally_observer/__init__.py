@@ -12,7 +12,7 @@ indices     which samples: sums, order, and a sketch, of constant size
 sketch      the samples that a sketch is made of
 contents    what a few samples hold, as checksums
 streams     rows without indices, as their smallest checksums
-signs       that a rank goes on, and where it stands, for `torchtally run`
+signs       that a rank continues, and where it stands, for `torchtally run`
 ranks       who this process is among the ranks
 line        the lines
 

@@ -1,4 +1,4 @@
-"""A rank's signs for `torchtally run`: that it goes on, and where it stands, which faulthandler writes at a signal.
+"""A rank's signs for `torchtally run`: that it continues, and where it stands, which faulthandler writes at a signal.
 
 A rank has two files in a folder that the entry point makes: its stacks, and a sign of how many batches it has taken.
 """
