@@ -1,4 +1,4 @@
-"""A drain of a node while a library trains: all ranks save after the same step, and the job goes on there."""
+"""A drain of a node while a library trains: all ranks save after the same step, and the job continues there."""
 
 import faults
 import nodes

@@ -540,6 +540,29 @@ def names_none() -> None:
             account.weigh(model(batch)).backward()
 
 
+def names_equal_copies_twice() -> list[int]:
+    """Two losses of each batch name the copied labels, which are equal to those of the next one."""
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    counted: list[int] = []
+    with Account(task="t", epochs=1) as account:
+        account.optimizer(optimizer)
+        loader = account.loader(TensorDataset(torch.ones(8, 1), torch.ones(8)), batch_size=2)
+        copies = ((inputs.clone(), labels.clone()) for inputs, labels in loader)
+        kept = next(copies)
+        for ahead in copies:
+            optimizer.zero_grad()
+            inputs, labels = kept
+            (account.weigh(model(inputs).mean(), labels) + account.weigh(model(inputs).sum(), labels)).backward()
+            optimizer.step()
+            counted += [each.counted for each in account._phases.in_progress]
+            kept = ahead
+        optimizer.zero_grad()
+        account.weigh(model(kept[0]).mean(), kept[1]).backward()
+        optimizer.step()
+    return counted
+
+
 def names_a_model() -> None:
     with Account(task="t", plan={"train": 2}) as account:
         account.optimizer(Times())  # type: ignore[arg-type]
@@ -605,6 +628,11 @@ def test_a_sample_counts_once_in_each_epoch_unless_it_is_cleared_before_a_step(s
             times, said = found["result"]
             assert (found["code"], said, sum(times)) == (0, dropped, 2 * N - dropped), found["err"]
             assert dropped or times == [2] * N
+
+
+def test_a_second_loss_of_a_copy_is_not_one_of_the_next_batch() -> None:
+    found = alone(names_equal_copies_twice)
+    assert (found["code"], found["result"]) == (0, [1, 2, 3]), found["err"]
 
 
 def test_a_step_with_a_closure_counts() -> None:

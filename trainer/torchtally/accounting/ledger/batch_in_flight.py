@@ -31,6 +31,7 @@ class Handed:
         left: Whether the loop has left its epoch here.
         counted: Whether it is in the weights.
         left_out: Whether the program has left it out for good.
+        copies: Copies of its tensors by which the loop has named it.
     """
 
     epoch: "EpochInProgress"
@@ -44,6 +45,7 @@ class Handed:
     left: bool = False
     counted: bool = False
     left_out: bool = False
+    copies: tuple[Tensor, ...] = ()
     _batch: Batch | None = None
 
     @property
@@ -58,7 +60,9 @@ class Handed:
 
     def is_as(self, named: Any) -> bool:
         """Whether the loop has received it as this object, or in it."""
-        return self.data is named or self._batch is named or any(each is named for each in tensors(self.data))
+        if self.data is named or self._batch is named:
+            return True
+        return any(each is named for each in (*tensors(self.data), *self.copies))
 
     def has_values_of(self, named: Any) -> bool:
         """Whether the tensors of `named` are copies of its own, as a prefetcher makes them for a device."""

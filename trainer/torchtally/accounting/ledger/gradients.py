@@ -16,6 +16,7 @@ from torchtally import compat
 from torchtally.accounting.ledger.batch_in_flight import Handed
 from torchtally.accounting.ledger.epoch_in_progress import EpochInProgress
 from torchtally.accounting.ledger.optimizer_gradients import READ, Named
+from torchtally.checkpoints.objects import tensors
 from torchtally.distributed import waiting
 from torchtally.errors import Refused
 
@@ -218,6 +219,7 @@ class Gradients:
         # A prefetcher hands out in order what it has copied, so the first of equal ones is meant.
         equal = [each for each in self._out if not each.left_out and each.has_values_of(named)]
         if found := next((each for each in equal if not each.weighed), equal[-1] if equal else None):
+            found.copies += (*tensors(named),)  # a second loss of it must not be taken for one of the next batch
             return found
         raise Refused(self.beyond or wanted)
 
