@@ -29,8 +29,8 @@ def test_a_drain_costs_no_step(
         records = events.in_lines(namespace.log(MASTER, previous=previous).split("\n"))
         return [each.event for each in records if isinstance(each.event, kind)]
 
-    with nodes.restored(namespace):
-        training.start(namespace, *OPTIONS, image=image_with_libraries)
+    with nodes.restored(namespace) as spread:
+        training.start(namespace, *OPTIONS, *spread, image=image_with_libraries)
         faults.drain_a_node(namespace, f"own-mid-epoch:{training.whole}")
         # The log of a container's first life goes soon after its second.
         [stopped] = wait_for("all ranks to stop", lambda: reported(events.Stopped, previous=True))
