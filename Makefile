@@ -180,6 +180,7 @@ examples: .venv/.dev ## render examples/ from the chart
 docs: .venv/.dev ## write what has a source: parts of docs/, and what values.yaml says into the chart's README and schema
 	tools/reference.py
 	tools/chart_values.py
+	tools/step_picture.py
 
 .PHONY: schema
 schema: ## write Kubernetes' definitions of the parts of a pod into the chart's values.schema.json (needs Go)

@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import os
 import re
 import subprocess
 import sys
@@ -196,6 +197,18 @@ def test_each_room_of_the_account_is_in_the_architecture() -> None:
     assert sorted(
         code(" ".join(first_cells(page("contributing/architecture.md", "## Layers of the account"))))
     ) == sorted(there)
+
+
+def test_the_picture_of_a_step_is_as_the_code_takes_it() -> None:
+    """`make docs` draws it."""
+    drawn = subprocess.run(
+        [sys.executable, "-c", "import step_picture; print(step_picture.drawn(), end='')"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "tools"), *sys.path])},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert drawn.stdout == (DOCS / "contributing/step.svg").read_text()
 
 
 def test_each_module_of_a_run_exists() -> None:
