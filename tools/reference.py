@@ -125,22 +125,23 @@ def training() -> str:
 def kinds() -> str:
     """The fields of all events, and each kind with its fields."""
     schema = events.schema()
+    parts = schema["$defs"]
 
-    def fields(properties: dict[str, Any]) -> list[list[str]]:
+    def fields(kind: str) -> list[list[str]]:
         rows = []
-        for name, field in properties.items():
-            types = field.get("type", "string" if "enum" in field else "integer")
-            shown = types if isinstance(types, str) else " or ".join(types)
-            rows.append([f"`{name}`", shown, field["description"]])
+        for name, field in parts[kind]["properties"].items():
+            types = [each.get("type", "integer") for each in field.get("anyOf", [field])]
+            rows.append([f"`{name}`", " or ".join(types), field.get("description", "")])
         return rows
 
-    rows = fields(schema["properties"])
-    parts = ["## Fields of all events\n\n", table(["field", "type", "meaning"], rows), "\n## Kinds\n\n"]
+    common = [*fields("Stamp"), ["`event`", "string", "kind of the event"], *fields("Source")]
     rows = []
-    for kind in schema["oneOf"]:
-        rows.append([f"**{kind['properties'].pop('event')['const']}**", "", kind["description"]])
-        rows += fields(kind["properties"])
-    return "".join([*parts, table(["event, field", "type", "meaning"], rows)])
+    for kind in (each["$ref"].rpartition("/")[2] for each in schema["oneOf"]):
+        _, *own = fields(kind)  # without `event`
+        rows.append([f"**{parts[kind]['properties']['event']['enum'][0]}**", "", parts[kind]["description"]])
+        rows += own
+    shown = ["## Fields of all events\n\n", table(["field", "type", "meaning"], common), "\n## Kinds\n\n"]
+    return "".join([*shown, table(["event, field", "type", "meaning"], rows)])
 
 
 def described(docstring: str, indent: str = "") -> str:

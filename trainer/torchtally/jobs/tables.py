@@ -3,10 +3,10 @@
 import json
 import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict
 from datetime import datetime
 from typing import Any, TextIO
 
+import msgspec
 from rich.console import Console, Group, RenderableType
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -43,7 +43,7 @@ def console(width: int | None = None, file: Any = None) -> Console:
 
 
 def as_json(overview: Overview) -> dict[str, Any]:
-    return asdict(overview)
+    return msgspec.to_builtins(overview)
 
 
 def output(text: str) -> None:

@@ -2,7 +2,7 @@
 
 Those of a pod's lives are by the clock of its cluster, if one tells of them.
 
-`asdict` makes JSON of each of these classes. Nothing here is a verdict: a proof is stated by the lines of the pods, and
+msgspec makes JSON of each of these classes. Nothing here is a verdict: a proof is stated by the lines of the pods, and
 the verifier alone judges them.
 """
 
@@ -103,8 +103,7 @@ class EpochProof:
     superseded: bool  # a later attempt went back before it, so it is not behind the final weights
 
 
-@dataclass(frozen=True, kw_only=True)
-class Progress(events.Progress):
+class Progress(events.Progress, kw_only=True, tag=False):
     """A report of a pod's first rank between two epochs' ends."""
 
     time: float
@@ -112,16 +111,14 @@ class Progress(events.Progress):
     attempt: int | None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Straggler(events.Straggler):
+class Straggler(events.Straggler, kw_only=True, tag=False):
     """A pod that is slower than the others, or with `slow` None the end of that."""
 
     time: float
     attempt: int | None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Epoch(events.Epoch):
+class Epoch(events.Epoch, kw_only=True, tag=False):
     """The results of an epoch of a built-in task."""
 
     time: float

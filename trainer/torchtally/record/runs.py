@@ -2,7 +2,9 @@
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
+
+from msgspec.structs import asdict
 
 from torchtally import events
 from torchtally.proof.line import TallyLine
