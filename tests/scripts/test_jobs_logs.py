@@ -8,10 +8,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import bruteforce
+import msgspec
 import pytest
 import seen
 import told
@@ -100,7 +100,7 @@ def test_one_fault_is_one_also_where_the_clock_of_a_pod_is_wrong() -> None:
     def shifted(line: str) -> str:
         prefix, _, text = line.partition("] ")
         read = events.read(text) if prefix == f"[{told.WORKER}" else None
-        return f"{prefix}] {events.line(replace(read, time=read.time + 7200))}" if read else line
+        return f"{prefix}] {events.line(msgspec.structs.replace(read, time=read.time + 7200))}" if read else line
 
     shown = drawn([*map(shifted, [*told.KILLED, *told.RESUMED])], 120, Standing.RUNNING, 27)
     assert "restarts: 2 of pods, by 1 fault" in shown

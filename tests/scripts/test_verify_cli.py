@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import bruteforce
+import msgspec
 import numpy
 import pytest
 
@@ -173,7 +174,8 @@ def without_site(packages: Path, *args: object) -> subprocess.CompletedProcess[s
     return subprocess.run(command, env={"PYTHONPATH": str(packages)}, capture_output=True, text=True)
 
 
-def test_numpy_is_all_it_needs(log: Path, tmp_path: Path) -> None:
+def test_two_packages_are_all_it_needs(log: Path, tmp_path: Path) -> None:
+    (tmp_path / "msgspec").symlink_to(Path(msgspec.__file__).parent)
     said = "torchtally verify: the Python package numpy is missing: run `make scripts`, then `. .venv/bin/activate`\n"
     assert without_site(tmp_path, log).stderr == said
     installed = Path(numpy.__file__).parents[1]
