@@ -104,12 +104,9 @@ class Hang:
             if not own:
                 return
             self._count = self._taken()
-            path = self._keep("\n\n".join(f"rank {rank} ({self._pod})\n{text}" for rank, text in found))
             self._told = gist(self._all(own, wait))
             how = f"no rank of this pod has taken a batch for {seconds:g} s: " if seconds else ""
-            log.warning(f"{how}{self._told}" + (f"; their stacks are in {path}" if path else ""))
-            event = events.Stuck(seconds=seconds, stands=self._told, stacks=str(path) if path else None)
-            events.emit(event, events.Source(pod=self._pod))
+            self._tell(found, seconds, how, self._told)
 
     def _write_late(self) -> None:
         """Say where ranks stand that have consumed all and do not end: a thread can keep one for ever."""
@@ -119,11 +116,14 @@ class Hang:
             if found:
                 self._late = True
                 where = gist([(rank, self._pod, stacks.place(text)) for rank, text in found])
-                path = self._keep("\n\n".join(f"rank {rank} ({self._pod})\n{text}" for rank, text in found))
                 told = f"all samples were consumed {self._seconds:g} s ago, and the program has not ended: {where}"
-                log.warning(told + (f"; their stacks are in {path}" if path else ""))
-                event = events.Stuck(seconds=self._seconds, stands=told, stacks=str(path) if path else None)
-                events.emit(event, events.Source(pod=self._pod))
+                self._tell(found, self._seconds, "", told)
+
+    def _tell(self, found: list[tuple[int, str]], seconds: float | None, how: str, stands: str) -> None:
+        path = self._keep("\n\n".join(f"rank {rank} ({self._pod})\n{text}" for rank, text in found))
+        log.warning(f"{how}{stands}" + (f"; their stacks are in {path}" if path else ""))
+        event = events.Stuck(seconds=seconds, stands=stands, stacks=str(path) if path else None)
+        events.emit(event, events.Source(pod=self._pod))
 
     def _keep(self, text: str) -> Path | None:
         """Write the file of this pod, of which there is one at most."""
