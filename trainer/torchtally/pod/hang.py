@@ -104,9 +104,10 @@ class Hang:
             if not own:
                 return
             self._count = self._taken()
+            path = self._keep(found)  # before it waits for the others: its ranks can end meanwhile
             self._told = gist(self._all(own, wait))
             how = f"no rank of this pod has taken a batch for {seconds:g} s: " if seconds else ""
-            self._tell(found, seconds, how, self._told)
+            self._tell(seconds, how, self._told, path)
 
     def _write_late(self) -> None:
         """Say where ranks stand that have consumed all and do not end: a thread can keep one for ever."""
@@ -117,16 +118,16 @@ class Hang:
                 self._late = True
                 where = gist([(rank, self._pod, stacks.place(text)) for rank, text in found])
                 told = f"all samples were consumed {self._seconds:g} s ago, and the program has not ended: {where}"
-                self._tell(found, self._seconds, "", told)
+                self._tell(self._seconds, "", told, self._keep(found))
 
-    def _tell(self, found: list[tuple[int, str]], seconds: float | None, how: str, stands: str) -> None:
-        path = self._keep("\n\n".join(f"rank {rank} ({self._pod})\n{text}" for rank, text in found))
+    def _tell(self, seconds: float | None, how: str, stands: str, path: Path | None) -> None:
         log.warning(f"{how}{stands}" + (f"; their stacks are in {path}" if path else ""))
         event = events.Stuck(seconds=seconds, stands=stands, stacks=str(path) if path else None)
         events.emit(event, events.Source(pod=self._pod))
 
-    def _keep(self, text: str) -> Path | None:
+    def _keep(self, found: list[tuple[int, str]]) -> Path | None:
         """Write the file of this pod, of which there is one at most."""
+        text = "\n\n".join(f"rank {rank} ({self._pod})\n{text}" for rank, text in found)
         path = self._output / f"stacks-{self._pod}.txt"
         try:
             self._output.mkdir(parents=True, exist_ok=True)
