@@ -58,14 +58,24 @@ def proof_sh(environment: dict[str, str], *arguments: object) -> subprocess.Comp
     return ended
 
 
-@pytest.fixture
-def signed(keys: list[dict[str, str]], tmp_path: Path) -> Path:
-    (tmp_path / "model.pt").write_bytes(MODEL)
-    proof = written(tmp_path / "proof.json", PROOF)
-    ended = proof_sh(keys[0], "sign", proof, tmp_path / "model.pt")
+@pytest.fixture(scope="module")
+def signature(keys: list[dict[str, str]], tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """The proof, signed, which is costly."""
+    folder = tmp_path_factory.mktemp("signed")
+    (folder / "model.pt").write_bytes(MODEL)
+    ended = proof_sh(keys[0], "sign", written(folder / "proof.json", PROOF), folder / "model.pt")
     assert ended.returncode == 0, ended.stderr
-    proof.unlink()  # the signed one has it
-    return Path(ended.stdout.strip())
+    assert ended.stdout.strip() == str(folder / "proof.sigstore.json")
+    return (folder / "proof.sigstore.json").read_bytes()
+
+
+@pytest.fixture
+def signed(signature: bytes, tmp_path: Path) -> Path:
+    """The signed proof, beside its model and without the one that is in it."""
+    (tmp_path / "model.pt").write_bytes(MODEL)
+    path = tmp_path / "proof.sigstore.json"
+    path.write_bytes(signature)
+    return path
 
 
 def refused(ended: subprocess.CompletedProcess[str], status: int, reason: str) -> None:

@@ -131,7 +131,7 @@ def test_a_job_that_is_deleted(server: Server, waiting: Any) -> None:
         assert (status, out, progress[-1]) == (2, "", said + more)
 
 
-@pytest.mark.parametrize("answer", [refusal(503, "etcd is away"), refusal(429, "too many"), refusal(500, "broken")])
+@pytest.mark.parametrize("answer", [refusal(503, "etcd is away"), refusal(429, "too many")])
 def test_an_api_server_that_is_away(server: Server, waiting: Any, answer: Any) -> None:
     running, away = state(server, "Running"), answers(server, *answer)
     status, _, progress = waiting(running, away, away, running, state(server, "Succeeded"))
@@ -201,13 +201,12 @@ def test_logs_that_never_come(server: Server, waiting: Any, monkeypatch: Any) ->
     assert (status, out) == (2, "") and said.endswith("500 no route to host")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_the_wait(server: Server, number: signal.Signals) -> None:
+def test_a_signal_ends_the_wait(server: Server) -> None:
     server.state("Created", "Running")
     environment = {**os.environ, "KUBECONFIG": str(kube_config.KUBE_CONFIG_DEFAULT_LOCATION)}
     command = [sys.executable, str(SCRIPT), "--job", "demo", "--wait"]
     child = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert child.stderr and child.stderr.readline() == "torchtally verify: waiting: PyTorchJob demo is running\n"
-    child.send_signal(number)
+    child.terminate()
     assert child.communicate(timeout=300) == ("", "")
-    assert child.returncode == 128 + number
+    assert child.returncode == 128 + signal.SIGTERM

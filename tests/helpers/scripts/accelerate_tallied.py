@@ -1,4 +1,4 @@
-"""The same Accelerate script with an account, whose loader is not prepared."""
+"""An Accelerate script with an account, whose loader is not prepared."""
 
 import torch
 from accelerate import Accelerator

@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from torch.utils.data import default_collate
 from witness import Noisy
 
-from torchtally import Batch
+from torchtally import Account, Batch
 
 N, EPOCHS, SIZE = 101, 3, 4  # samples, epochs, samples of a rank in a step
 DATA = Noisy(N)
@@ -91,6 +91,22 @@ class Death:
         self.batches += 1
         if self.batches == self._last and dist.get_rank() == dist.get_world_size() - 1:
             os.kill(os.getpid(), self._by)
+
+
+def load(account: Account, counts: nn.Module, folder: Path) -> None:
+    """Go on from what `save` has written, if it has."""
+    if (saved := folder / "saved.pt").exists():
+        checkpoint = torch.load(saved)
+        counts.load_state_dict(checkpoint["counts"])
+        account.load_state_dict(checkpoint["account"])
+
+
+def save(account: Account, counts: nn.Module, folder: Path) -> None:
+    state = {"counts": counts.state_dict(), "account": account.state_dict()}
+    if dist.get_rank() == 0:
+        torch.save(state, folder / "saved.part")
+        (folder / "saved.part").replace(folder / "saved.pt")
+    dist.barrier()
 
 
 def report(model: Model, folder: str) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from counted import Death
+from counted import Death, load, save
 from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -26,14 +26,11 @@ with Account(task="mixed", plan={name: phase.epochs for name, phase in PHASES.it
         for name, phase in PHASES.items()
     }
     counts = nn.ModuleDict({name: nn.Embedding(phase.counted, 1) for name, phase in PHASES.items()})
-    death, saved, commits = Death(), folder / "saved.pt", 0
+    death, commits = Death(), 0
     for each in counts.values():
         nn.init.zeros_(each.weight)
     optimizer = torch.optim.SGD(counts.parameters(), lr=1.0)
-    if saved.exists():
-        checkpoint = torch.load(saved)
-        counts.load_state_dict(checkpoint["counts"])
-        account.load_state_dict(checkpoint["account"])
+    load(account, counts, folder)
     for epoch in account.epochs():
         for name, phase in PHASES.items():
             if epoch > phase.epochs:
@@ -47,11 +44,7 @@ with Account(task="mixed", plan={name: phase.epochs for name, phase in PHASES.it
                 account.commit()
                 commits += 1
                 if commits % 4 == 0:
-                    state = {"counts": counts.state_dict(), "account": account.state_dict()}
-                    if dist.get_rank() == 0:
-                        torch.save(state, folder / "saved.part")
-                        (folder / "saved.part").replace(saved)
-                    dist.barrier()
+                    save(account, counts, folder)
     times = {name: each.weight.detach().flatten().int().tolist() for name, each in counts.items()}
     (folder / f"times-{dist.get_rank()}.json").write_text(json.dumps(times))
 dist.destroy_process_group()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from counted import Death
+from counted import Death, load, save
 from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -26,13 +26,10 @@ order = {"order": Locality(window=window)} if window else {}
 with Account(task="streams", plan={"train": 2}, **order) as account:
     dataset = of_kind(kind, where, **options)
     loader = account.loader(dataset, "train", batch_size=4, num_workers=1)
-    counts, death, saved = nn.Embedding(len(dataset), 1), Death(), folder / "saved.pt"
+    counts, death = nn.Embedding(len(dataset), 1), Death()
     nn.init.zeros_(counts.weight)
     optimizer = torch.optim.SGD(counts.parameters(), lr=1.0)
-    if saved.exists():
-        checkpoint = torch.load(saved)
-        counts.load_state_dict(checkpoint["counts"])
-        account.load_state_dict(checkpoint["account"])
+    load(account, counts, folder)
     commits = 0
     for epoch in account.epochs():
         for batch in account.epoch("train", epoch, loader):
@@ -46,10 +43,6 @@ with Account(task="streams", plan={"train": 2}, **order) as account:
             if commits == 3 and "AWAY" in os.environ:  # the object store
                 Path(os.environ["AWAY"]).write_text("away")
             if commits % 4 == 0:
-                state = {"counts": counts.state_dict(), "account": account.state_dict()}
-                if dist.get_rank() == 0:
-                    torch.save(state, folder / "saved.part")
-                    (folder / "saved.part").replace(saved)
-                dist.barrier()
+                save(account, counts, folder)
     (folder / f"times-{dist.get_rank()}.json").write_text(json.dumps(counts.weight.detach().flatten().int().tolist()))
 dist.destroy_process_group()

@@ -69,7 +69,10 @@ def ended(environment: dict[str, str], how: str, command: list[str]) -> subproce
         )
 
 
-@pytest.mark.parametrize(("how", "end", "code"), [("full", "breaks", 3), ("gone", "", 0), ("closed", "", 0)])
+@pytest.mark.parametrize(
+    ("how", "end", "code"),
+    [("full", "breaks", 3), ("gone", "", 0), pytest.param("closed", "", 0, marks=pytest.mark.nightly)],
+)
 def test_a_script_goes_on_and_its_exit_code_still_tells_of_lost_samples(
     two_ranks: dict[str, str], script: list[str], how: str, end: str, code: int
 ) -> None:
@@ -95,12 +98,9 @@ def test_a_task_trains_to_its_end_and_is_evaluated(two_ranks: dict[str, str]) ->
 
 
 @pytest.mark.cold
+@pytest.mark.nightly  # by day, test_verify_cli.py shows a table in ASCII
 @pytest.mark.parametrize(
-    "chosen",
-    [
-        {"PYTHONIOENCODING": "ascii"},
-        pytest.param({"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}, marks=pytest.mark.nightly),
-    ],
+    "chosen", [{"PYTHONIOENCODING": "ascii"}, {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}]
 )
 def test_an_output_in_ascii_names_the_mark(
     two_ranks: dict[str, str], script: list[str], chosen: dict[str, str]

@@ -16,8 +16,8 @@ from torchtally import events
 
 KILLED = 137
 EPOCHS = {"lightning_fit": 4, "hf_trainer": 2, "accelerate_loop": 4, "stateful_loader": 4}
-OTHERS = ("lightning_fit", "stateful_loader")  # their libraries' loops are killed in test_integrations.py
-EXAMPLES = [pytest.param(each, marks=[pytest.mark.nightly] * (each in OTHERS)) for each in EPOCHS]
+# The loops of their libraries are killed by day, in test_integrations.py.
+pytestmark = [pytest.mark.nightly, pytest.mark.parametrize("example", EPOCHS)]
 
 
 def run(example: str, folder: Path, dies_in: int = 0) -> CompletedProcess[str]:
@@ -42,14 +42,11 @@ def goes_on(example: str, folder: Path, dies_in: int) -> list[events.Event]:
     return [each.event for each in events.in_lines(ended.stdout.splitlines())]
 
 
-@pytest.mark.parametrize("example", EXAMPLES)
 def test_a_killed_example_goes_on_in_its_epoch(example: str, tmp_path: Path) -> None:
     first, *_ = goes_on(example, tmp_path, dies_in=50)
     assert isinstance(first, events.Resumed) and first.epoch > 1 and first.position > 0
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("example", EPOCHS)
 def test_its_weights_are_those_of_an_undisturbed_run(example: str, tmp_path: Path) -> None:
     goes_on(example, tmp_path / "killed", dies_in=37)
     undisturbed = run(example, tmp_path / "undisturbed")
@@ -57,8 +54,6 @@ def test_its_weights_are_those_of_an_undisturbed_run(example: str, tmp_path: Pat
     assert lineage.weights(tmp_path / "killed/notes") == lineage.weights(tmp_path / "undisturbed/notes")
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("example", EPOCHS)
 def test_an_example_that_is_killed_before_its_first_checkpoint_begins_anew(example: str, tmp_path: Path) -> None:
     first, *_ = goes_on(example, tmp_path, dies_in=4)
     assert isinstance(first, events.Begun)

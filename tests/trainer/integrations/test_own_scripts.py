@@ -43,13 +43,10 @@ LIBRARIES = {"lightning": 200, "accelerate": 200, "trainer": 64}  # samples that
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize(("library", "seen"), LIBRARIES.items())
-def test_a_librarys_script_runs_as_it_is(library: str, seen: int) -> None:
-    ended = started(SCRIPTS / f"{library}_script.py")
+@pytest.mark.parametrize("script", ["accelerate_loop", "hf_trainer", "lightning_fit"])
+def test_a_librarys_script_runs_as_it_is(script: str, tmp_path: Path) -> None:
+    ended = started(ROOT / f"examples/without/{script}.py", "--output", str(tmp_path))
     assert ended.returncode == 0, ended.stderr
-    assert sorted(re.findall(r"rank \d of \d: \d+ samples", ended.stdout)) == [
-        f"rank {rank} of 2: {seen} samples" for rank in range(2)
-    ]
     assert not tallied(ended.stdout)
 
 
@@ -99,7 +96,7 @@ def test_no_thread_of_a_destroyed_group_lives_on_to_abort_pythons_end() -> None:
 # The example of a loop of one's own.
 
 
-@pytest.mark.parametrize("world", [1, 3])
+@pytest.mark.parametrize("world", [pytest.param(1, marks=pytest.mark.nightly), 3])
 def test_the_example_proves_its_shards(world: int) -> None:
     ended = started(LOOP, world=world)
     assert ended.returncode == 0, ended.stderr

@@ -17,8 +17,6 @@ from torchtally import Account
 from torchtally.accounting.ledger.tally import Run
 from torchtally.accounting.run import reports
 from torchtally.checkpoints import stopping
-from torchtally.errors import Refused
-from torchtally.monitoring import tensorboard
 from torchtally.monitoring.tensorboard import Recorder
 
 event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
@@ -166,9 +164,3 @@ def test_a_store_that_never_answers_does_not_hold_up_the_end(
     record.end()
     answer.set()
     assert capsys.readouterr().err.count("does not take TensorBoard's record of this run") == 1
-
-
-def test_without_tensorboard_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(Refused, match=r"'board' .*needs .*the extra `tensorboard`"):
-        tensorboard.check("board")

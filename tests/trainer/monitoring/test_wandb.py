@@ -11,7 +11,6 @@ from accounts import logs_its_loss
 from accounts import run as run_ranks
 
 from torchtally.accounting.ledger.tally import Run
-from torchtally.errors import Refused
 from torchtally.monitoring import wandb_run
 from torchtally.monitoring.tracker import Recorder, Status
 
@@ -99,9 +98,3 @@ def test_a_server_that_never_answers_keeps_nobody(tmp_path: Path) -> None:
         (ended,) = run_ranks(1, ends_beside, silent.getsockname()[1], tmp_path)
     assert ended["code"] == 0, ended["err"]
     assert ended["err"].count("Weights & Biases did not accept the complete record of the run within") == 1
-
-
-def test_without_the_client_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(Refused, match=r"'tests' .*needs .*the extra `wandb`"):
-        wandb_run.check("tests")

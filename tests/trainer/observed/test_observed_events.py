@@ -1,5 +1,6 @@
 """What a program without an account is handed out becomes events and metrics of its pods."""
 
+import re
 import socket
 import subprocess
 import sys
@@ -64,17 +65,25 @@ EVENTS = [
 ]
 
 
-def test_each_pass_is_one_event_in_a_job_too(script: Path) -> None:
+def texts(ended: subprocess.CompletedProcess[str]) -> int:
+    """How often it is told what all lines come to, of which there is one for each pass of a rank."""
+    assert ended.stderr.count("TORCHTALLY-OBSERVED {") == len(reported(ended))
+    return len(re.findall(r"observed: \d ranks?, ", ended.stderr))
+
+
+def test_in_a_job_each_pass_is_one_event_and_the_lines_are_for_its_logs(script: Path) -> None:
     ended = started(script, PET_NNODES="1")
     assert ended.returncode == 0, ended.stderr
-    assert reported(ended) == EVENTS
+    assert (reported(ended), texts(ended)) == (EVENTS, 0)
 
 
-def test_an_attempt_that_fails_has_reported_its_passes(script: Path, tmp_path: Path) -> None:
+def test_an_attempt_that_fails_has_reported_its_passes_and_ends_with_one_text(script: Path, tmp_path: Path) -> None:
     script.write_text(SCRIPT + "sys.exit(7)")
-    ended = started(script, TORCHTALLY_RETRIES="1", TORCHTALLY_OUTPUT=str(tmp_path))
+    ended = started(script, world=1, TORCHTALLY_RETRIES="1", TORCHTALLY_OUTPUT=str(tmp_path))
     assert ended.returncode == RETRIED, ended.stderr
-    assert reported(ended) == EVENTS
+    test, *train = (each for each in EVENTS if each.of_rank == 0)
+    expected = [test, *(replace(each, samples=60, batches=8) for each in train)]
+    assert (reported(ended), texts(ended)) == (expected, 1)
 
 
 def test_the_passes_are_served_while_the_program_runs(script: Path, tmp_path: Path) -> None:

@@ -205,13 +205,18 @@ def test_a_program_that_does_not_end_after_its_last_sample_is_told_and_not_ended
     assert "all samples were consumed" not in pods[1].errors
 
 
-def test_an_output_folder_that_takes_nothing_hides_no_stack(two: launched.Job, tmp_path: Path) -> None:
-    (tmp_path / "output").write_text("no folder")
-    command = script(tmp_path, "time.sleep(1)", 8)
-    pods = two.all(command)
-    assert [pod.wait() for pod in pods] == [203, 203]
-    assert reported(pods[0].errors, events.Stuck)[0].stacks is None and "never_returns" in pods[0].message
-    assert "the stacks of the ranks cannot be written" in pods[0].errors
+def test_an_output_folder_that_takes_nothing_hides_no_stack(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (output := tmp_path / "output").write_text("no folder")
+    monkeypatch.setattr(stacks, "signs", lambda _: [stacks.Sign(rank=0, pid=1, count=3, over=False)])
+    monkeypatch.setattr(stacks, "of", lambda *_: WAITS)
+    watch = hang.Hang("pod-0", tmp_path, output, 1.0, None)
+    watch.look()
+    assert watch.sentence == "rank 0 stands in _engine_run_backward (graph.py:829)"
+    said = capsys.readouterr()
+    assert "the stacks of the ranks cannot be written" in said.err and f"{watch.sentence}\n" in said.err
+    assert reported(said.err + said.out, events.Stuck)[0].stacks is None
 
 
 WAITS = """\

@@ -9,6 +9,7 @@ import pytest
 
 from torchtally import events
 from torchtally.pod import retries
+from torchtally.pod.failure import Failure, Kind
 
 
 @pytest.fixture
@@ -21,12 +22,20 @@ def resume(environment: dict[str, str], epoch: int, position: int, run: str = "r
     retries.resumed(event, events.Source(pod="demo-master-0", rank=0, run=run, attempt=1), environment)
 
 
+def start(environment: dict[str, str], code: int = 7) -> int:
+    """Let the pod start and end with a code. Returns the one that its controller sees."""
+    counted = retries.Retries({**environment, "HOSTNAME": "demo-master-0"}, counts=True)
+    counted.begin()
+    failure = counted.end(Failure(Kind.KNOWN, code, "rank 0 failed") if code else None)
+    return failure.code if failure else 0
+
+
 def test_a_failed_program_is_retried_and_no_more_often_than_allowed_without_progress(
     environment: dict[str, str], alone: launched.Job
 ) -> None:
-    assert [alone.start(0, launched.shell("exit 7")).wait() for _ in range(2)] == [201, 201]
+    assert [start(environment), start(environment)] == [201, 201]
     resume(environment, 1, 100)
-    assert [alone.start(0, launched.shell("exit 7")).wait() for _ in range(2)] == [201, 201]
+    assert [start(environment), alone.start(0, launched.shell("exit 7")).wait()] == [201, 201]
     resume(environment, 1, 100)  # the same place again
     last = alone.start(0, launched.shell("echo not run"))
     assert last.wait() == 1
@@ -36,7 +45,7 @@ def test_a_failed_program_is_retried_and_no_more_often_than_allowed_without_prog
     )
     assert last.line() == ""
     # Another job in this folder begins with all its retries.
-    assert alone.start(0, launched.shell("exit 7")).wait() == 201
+    assert start(environment) == 201
 
 
 def test_pods_that_are_killed_count_and_all_pods_end(two: launched.Job) -> None:
@@ -58,17 +67,17 @@ def test_an_end_that_no_retry_cures_ends_all_pods_at_once(two: launched.Job, cod
     assert [pod.wait() for pod in started] == [code, code]
 
 
-def test_a_pod_that_is_stopped_in_order_has_not_failed(alone: launched.Job) -> None:
-    for _ in range(3):
-        pod = alone.start(0, launched.shell("trap 'kill $!; exit 0' TERM; echo ready; sleep 1000 & wait"))
-        assert pod.line() == "ready"
-        pod.signal(signal.SIGTERM)
-        assert pod.wait() == 143
-    assert alone.start(0, launched.shell("exit 0")).wait() == 0
+def test_a_pod_that_is_stopped_in_order_has_not_failed(environment: dict[str, str], alone: launched.Job) -> None:
+    assert [start(environment, 143) for _ in range(3)] == [143] * 3
+    pod = alone.start(0, launched.shell("trap 'kill $!; exit 0' TERM; echo ready; sleep 1000 & wait"))
+    assert pod.line() == "ready"
+    pod.signal(signal.SIGTERM)
+    assert pod.wait() == 143
+    assert [start(environment), start(environment)] == [201, 201]  # as many as allowed, so it has not counted
 
 
 def test_success_forgets_everything(environment: dict[str, str], alone: launched.Job, tmp_path: Path) -> None:
-    assert alone.start(0, launched.shell("exit 7")).wait() == 201
+    assert start(environment) == 201
     resume(environment, 9, 0)
     assert alone.start(0, launched.shell("exit 0")).wait() == 0
     assert list((tmp_path / "output").iterdir()) == []
@@ -86,11 +95,11 @@ def test_only_a_resume_further_on_is_progress(environment: dict[str, str], tmp_p
 
 
 @pytest.mark.parametrize("damaged", ["", "[]", '{"failures": "many"}', '{"r": 1}'])
-def test_a_damaged_record_counts_as_none(alone: launched.Job, tmp_path: Path, damaged: str) -> None:
+def test_a_damaged_record_counts_as_none(environment: dict[str, str], tmp_path: Path, damaged: str) -> None:
     (tmp_path / "output").mkdir()
     for name in (".retries-demo-master-0.json", ".progress.json"):
         (tmp_path / "output" / name).write_text(damaged)
-    assert alone.start(0, launched.shell("exit 7")).wait() == 201
+    assert start(environment) == 201
 
 
 def test_an_output_that_cannot_be_written_stops_no_training(alone: launched.Job, tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from torchtally.proof import decoder, digest
@@ -32,7 +32,6 @@ def array(values: list[int]) -> Indices:
     return np.array(values, dtype=np.int64)
 
 
-@settings(max_examples=200)
 @given(st.lists(st.tuples(numbers, numbers), max_size=40))
 def test_words_are_plain_sums(consumed: list[tuple[int, int]]) -> None:
     positions, indices = [p for p, _ in consumed], [i for _, i in consumed]

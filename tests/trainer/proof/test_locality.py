@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from torchtally.accounting.ledger.state import PhaseState, State
@@ -49,7 +49,6 @@ def most_open(files: list[int]) -> int:
     return max((sum(first[file] <= at <= last[file] for file in first) for at in range(len(files))), default=0)
 
 
-@settings(deadline=None)
 @given(order=orders(), world=st.integers(1, 7), data=st.data())
 def test_no_lane_has_more_files_open_than_a_window_and_no_rank_more_lanes_than_it_must(
     order: LocalOrder, world: int, data: st.DataObject

@@ -5,7 +5,7 @@ from typing import Any, Literal
 import bruteforce
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from torchtally.proof import digest, permutation
@@ -63,7 +63,6 @@ def test_an_order_has_an_inverse_where_it_cannot_be_listed(
     assert np.array_equal(whole.positions_of(samples), positions)
 
 
-@settings(max_examples=200)
 @given(listed(), st.integers(1, 17), st.sampled_from(CONTRACTS), st.data())
 def test_the_ranks_share_the_samples_as_each_contract_says(
     order: tuple[int, Order], world: int, contract: Contract, data: st.DataObject

@@ -5,6 +5,7 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
+import clean_log
 import pytest
 import torch
 from accounts import run, tallied
@@ -70,6 +71,7 @@ def test_a_complete_run_is_told_again_and_not_trained_again(data: Path, undistur
 
 def test_it_learns_and_its_files_are_enough_to_use_it(data: Path, undisturbed: tuple[str, Path]) -> None:
     printed, folder = undisturbed
+    clean_log.assert_clean(printed)
     epochs = reported(printed, events.Epoch)
     assert epochs[-1].loss < epochs[0].loss < math.log(300)
     configuration = json.loads((folder / "gpt.json").read_text())

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import clean_log
 import pytest
 import torch
 import webdataset
@@ -69,6 +70,7 @@ def test_killed_in_an_epoch_it_goes_on_to_the_same_bits(
     data: Path = request.getfixturevalue(kind)
     train = ["run", "image-folder", *TINY, "--epochs", "3", "--lr", "0.003", "--save-seconds", "0.001"]
     undisturbed = whole(data, tmp_path / "undisturbed", 2, *train)
+    clean_log.assert_clean(undisturbed)
     second = killed_and_resumed(data, tmp_path / "killed", (2, 2), *train)
     before, after = tallied(undisturbed)[-1], tallied(second)[-1]
     assert after["model"] == before["model"]

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import clean_log
 import launched
 import numpy
 import pytest
@@ -195,9 +196,10 @@ def run(environment: dict[str, str], *command: str) -> subprocess.CompletedProce
 
 
 @pytest.fixture(scope="module")
-def environment(mnist: Path) -> dict[str, str]:
+def environment(mnist: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """A pod of two ranks, whose home cannot be written."""
-    return launched.environment(HOME="/proc", PET_NPROC_PER_NODE="2", TORCHTALLY_DATA=str(mnist))
+    own = {"TORCHTALLY_DATA": str(mnist), "MPLCONFIGDIR": str(tmp_path_factory.mktemp("matplotlib"))}
+    return launched.environment(HOME="/proc", PET_NPROC_PER_NODE="2", **own)
 
 
 @pytest.fixture(scope="module")
@@ -207,6 +209,7 @@ def trained(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactor
     own = {**environment, "PET_NPROC_PER_NODE": "1", "TORCHTALLY_OUTPUT": str(output)}
     ended = alone(own, ["run", "keras-mnist", "--epochs", "1"], FEW)
     assert ended.returncode == 0, ended.stderr
+    clean_log.assert_clean(ended.stdout + ended.stderr)
     assert "the contract is drop_last: 0 of 90 samples are left out" in ended.stderr
     return output
 

@@ -182,7 +182,7 @@ def test_a_master_that_starts_last_is_waited_for_and_the_run_is_proved(job: laun
     assert [epoch["loss"] for epoch in proofs.predicate(proof).epochs] == pytest.approx(losses)
 
 
-@pytest.mark.parametrize("lost", [0, 2])
+@pytest.mark.parametrize("lost", [0, pytest.param(2, marks=pytest.mark.nightly)])
 def test_a_rank_that_dies_is_named_by_all_pods_which_end_to_be_retried(lost: int, job: launched.Job) -> None:
     """The server, and another one."""
     pods = job.all(["run", "parameter-server", "--epochs", "100000"])

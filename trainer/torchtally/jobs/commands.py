@@ -1,11 +1,17 @@
 """What each command does; returns the exit status. They raise ClusterError and Refused."""
 
 import argparse
+import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
+
+import msgspec
 
 from torchtally.cluster.job_kinds import NoJob
+from torchtally.console import show
 from torchtally.errors import Refused
 from torchtally.jobs import fetching, files, gathering, tables, watching
 from torchtally.jobs.cluster import Cluster
@@ -25,14 +31,12 @@ def list_(options: Options) -> int:
     pods = cluster.pods() if jobs else {}
     overviews = [gathering.briefly(cluster, job, pods) for job in jobs]
     if options.json:
-        tables.output(
-            tables.dumped({"namespace": cluster.namespace, "jobs": [tables.as_json(each) for each in overviews]})
-        )
+        _show_json({"namespace": cluster.namespace, "jobs": [msgspec.to_builtins(each) for each in overviews]})
     elif overviews:
         console = tables.console()
         console.print(tables.jobs(overviews, console.encoding, console.width))
     else:
-        tables.output(f"no PyTorchJob or TrainJob in namespace {cluster.namespace}")
+        show(f"no PyTorchJob or TrainJob in namespace {cluster.namespace}")
     return 0
 
 
@@ -40,7 +44,7 @@ def status(options: Options) -> int:
     """A job now."""
     overview = _overview(options)
     if options.json:
-        tables.output(tables.dumped(tables.as_json(overview)))
+        _show_json(msgspec.to_builtins(overview))
     else:
         console = tables.console()
         console.print(tables.whole(overview, console.encoding, console.width))
@@ -67,10 +71,10 @@ def fetch(options: Options) -> int:
         job = cluster.job(options.job)
     except NoJob as error:
         source = fetching.of_claim(cluster, options.job, str(error))
-        print(f"torchtally jobs: {error.args[0]}: its PVC is read", file=tables.errors())
+        print(f"torchtally jobs: {error.args[0]}: its PVC is read", file=sys.stderr)
     else:
         if not job.ended:
-            print(f"torchtally jobs: {job.sentence}: its results are not complete", file=tables.errors())
+            print(f"torchtally jobs: {job.sentence}: its results are not complete", file=sys.stderr)
             running = job.progress in ("running", "restarting")
             return (Standing.RUNNING if running else Standing.PENDING).status
         source = fetching.of_job(cluster, job)
@@ -79,9 +83,12 @@ def fetch(options: Options) -> int:
     except OSError as error:
         raise Refused(f"cannot write {error.filename or folder}: {error.strerror}") from error
     except fetching.Wrong as error:
-        print(f"torchtally jobs: {error}", file=tables.errors())
+        print(f"torchtally jobs: {error}", file=sys.stderr)
         return Standing.DISPROVED.status
-    tables.output(tables.dumped({"folder": str(folder), "files": names}) if options.json else _copied(folder, names))
+    if options.json:
+        _show_json({"folder": str(folder), "files": names})
+    else:
+        show(_copied(folder, names))
     return 0
 
 
@@ -106,9 +113,15 @@ def report(options: Options) -> int:
             raise Refused(f"the logs of {options.job} hold no run yet, so there is no page to write")
     except OSError as error:
         raise Refused(f"cannot write {path}: {error.strerror}") from error
-    told = f"{outcome}: see {path.absolute().as_uri()}"
-    tables.output(tables.dumped({"page": str(path), "outcome": outcome}) if options.json else told)
+    if options.json:
+        _show_json({"page": str(path), "outcome": outcome})
+    else:
+        show(f"{outcome}: see {path.absolute().as_uri()}")
     return 0
+
+
+def _show_json(value: dict[str, Any]) -> None:
+    show(json.dumps(value, indent=2))
 
 
 def _copied(folder: Path, names: list[str]) -> str:

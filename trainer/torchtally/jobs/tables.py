@@ -1,18 +1,14 @@
-"""An overview for people (Rich) and for programs (JSON)."""
+"""An overview for people."""
 
-import json
-import sys
 from collections.abc import Iterable, Iterator
 from datetime import datetime
-from typing import Any, TextIO
+from typing import Any
 
-import msgspec
 from rich.console import Console, Group, RenderableType
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from torchtally.console import show
 from torchtally.jobs.job_outcome import Standing
 from torchtally.jobs.job_status import Overview, PodRow
 from torchtally.jobs.starting import Start
@@ -40,23 +36,6 @@ _TOGETHER = 30.0  # seconds between ends of pods that are of one fault
 def console(width: int | None = None, file: Any = None) -> Console:
     """To standard output, or to a file as a terminal of this width without colours would have it."""
     return Console(width=width, file=file, highlight=False, emoji=False, markup=False, soft_wrap=False)
-
-
-def as_json(overview: Overview) -> dict[str, Any]:
-    return msgspec.to_builtins(overview)
-
-
-def output(text: str) -> None:
-    """Print a text, whatever the encoding."""
-    show(text)
-
-
-def errors() -> TextIO:
-    return sys.stderr
-
-
-def dumped(value: Any, *, indent: int | None = 2) -> str:
-    return json.dumps(value, indent=indent)
 
 
 def jobs(overviews: Iterable[Overview], encoding: str, width: int) -> RenderableType:

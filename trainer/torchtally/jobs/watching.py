@@ -1,16 +1,19 @@
 """Shows a job until it ends: on a terminal in place, and else a line or an object of JSON for each change."""
 
+import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
+import msgspec
 from rich.live import Live
 
 from torchtally.cluster.job_kinds import Unreachable
 from torchtally.cluster.logs import read
 from torchtally.cluster.wait import Looking
+from torchtally.console import show
 from torchtally.jobs import gathering, job_status, tables
 from torchtally.jobs.cluster import Cluster
 from torchtally.jobs.files import Growing, found, parted
@@ -65,9 +68,9 @@ class Screen:
 
     def _print(self, overview: Overview) -> None:
         if self._json:
-            tables.output(tables.dumped(tables.as_json(overview), indent=None))
+            show(json.dumps(msgspec.to_builtins(overview)))
         else:
-            tables.output(f"{tables.clock(overview.at)} {tables.line(overview)}")
+            show(f"{tables.clock(overview.at)} {tables.line(overview)}")
 
 
 def job(cluster: Cluster, name: str, screen: Screen) -> Standing:

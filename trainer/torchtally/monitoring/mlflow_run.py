@@ -9,17 +9,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from torchtally.errors import require
 from torchtally.monitoring.callback import Run
 from torchtally.monitoring.tracker import Proof, Status, Trained, Value
 
 _RUN, _PROOF = "torchtally.run", "torchtally.proof"  # tags
-
-
-def check(experiment: str) -> None:
-    """Raise Refused if MLflow is not installed."""
-    needs = f"the record of the run in the experiment {experiment!r} (--mlflow, TORCHTALLY_MLFLOW) needs"
-    require("mlflow", needs, "mlflow")
 
 
 class MLflowRun:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from torchtally.environment import Process, metrics_port, variable
+from torchtally.errors import require
 from torchtally.monitoring import mlflow_run, tensorboard, tracker, wandb_run
 from torchtally.monitoring.callback import Callback, Run
 from torchtally.monitoring.tracker import Trained
@@ -29,11 +30,11 @@ class Requested:
         experiment, project = variable("TORCHTALLY_MLFLOW"), variable("TORCHTALLY_WANDB")
         folder = variable("TORCHTALLY_TENSORBOARD")
         if experiment is not None:
-            mlflow_run.check(experiment)
+            _require("mlflow", f"the experiment {experiment!r} (--mlflow, TORCHTALLY_MLFLOW)")
         if project is not None:
-            wandb_run.check(project)
+            _require("wandb", f"the project {project!r} (TORCHTALLY_WANDB)")
         if folder is not None:
-            tensorboard.check(folder)
+            _require("tensorboard", f"{folder!r} (--tensorboard, TORCHTALLY_TENSORBOARD)")
         return cls(experiment=experiment, project=project, folder=folder)
 
     def callbacks(
@@ -50,6 +51,10 @@ class Requested:
             yield tracker.recorder(wandb_run.WandbRun(self.project, run, options, output), made)
         if self.folder is not None:
             yield tensorboard.recorder(self.folder, run, options)
+
+
+def _require(package: str, place: str) -> None:
+    require(package, f"the record of the run in {place} needs", package)
 
 
 def exporter(process: Process) -> "Exporter | None":

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from torchtally.errors import require
 from torchtally.log import log
 from torchtally.monitoring.callback import Callback, Run
 
@@ -20,12 +19,6 @@ if TYPE_CHECKING:
 
 _FLUSH_SECONDS = 10
 _MAX_PENDING = 100_000  # values that wait for the store; beyond it the training would
-
-
-def check(folder: str) -> None:
-    """Raise Refused if TensorBoard is not installed."""
-    needs = f"the record of the run in {folder!r} (--tensorboard, TORCHTALLY_TENSORBOARD) needs"
-    require("tensorboard", needs, "tensorboard")
 
 
 @contextmanager

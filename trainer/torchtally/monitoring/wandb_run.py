@@ -6,16 +6,10 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from torchtally.errors import require
 from torchtally.monitoring.callback import Run
 from torchtally.monitoring.tracker import Proof, Status, Value
 
 _SECONDS = 10.0  # of an answer, for which the end of the program waits: a stopped pod has only its grace period
-
-
-def check(project: str) -> None:
-    """Raise Refused if the client is not installed."""
-    require("wandb", f"the record of the run in the project {project!r} (TORCHTALLY_WANDB) needs", "wandb")
 
 
 class WandbRun:

@@ -104,12 +104,10 @@ class Hang:
             if not own:
                 return
             self._count = self._taken()
-            path = self._keep("\n\n".join(f"rank {rank} ({self._pod})\n{text}" for rank, text in found))
+            path = self._keep(found)  # before it waits for the others: its ranks can end meanwhile
             self._told = gist(self._all(own, wait))
             how = f"no rank of this pod has taken a batch for {seconds:g} s: " if seconds else ""
-            log.warning(f"{how}{self._told}" + (f"; their stacks are in {path}" if path else ""))
-            event = events.Stuck(seconds=seconds, stands=self._told, stacks=str(path) if path else None)
-            events.emit(event, events.Source(pod=self._pod))
+            self._tell(seconds, how, self._told, path)
 
     def _write_late(self) -> None:
         """Say where ranks stand that have consumed all and do not end: a thread can keep one for ever."""
@@ -119,14 +117,17 @@ class Hang:
             if found:
                 self._late = True
                 where = gist([(rank, self._pod, stacks.place(text)) for rank, text in found])
-                path = self._keep("\n\n".join(f"rank {rank} ({self._pod})\n{text}" for rank, text in found))
                 told = f"all samples were consumed {self._seconds:g} s ago, and the program has not ended: {where}"
-                log.warning(told + (f"; their stacks are in {path}" if path else ""))
-                event = events.Stuck(seconds=self._seconds, stands=told, stacks=str(path) if path else None)
-                events.emit(event, events.Source(pod=self._pod))
+                self._tell(self._seconds, "", told, self._keep(found))
 
-    def _keep(self, text: str) -> Path | None:
+    def _tell(self, seconds: float | None, how: str, stands: str, path: Path | None) -> None:
+        log.warning(f"{how}{stands}" + (f"; their stacks are in {path}" if path else ""))
+        event = events.Stuck(seconds=seconds, stands=stands, stacks=str(path) if path else None)
+        events.emit(event, events.Source(pod=self._pod))
+
+    def _keep(self, found: list[tuple[int, str]]) -> Path | None:
         """Write the file of this pod, of which there is one at most."""
+        text = "\n\n".join(f"rank {rank} ({self._pod})\n{text}" for rank, text in found)
         path = self._output / f"stacks-{self._pod}.txt"
         try:
             self._output.mkdir(parents=True, exist_ok=True)
