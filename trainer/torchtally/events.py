@@ -54,7 +54,7 @@ class Event(Struct, frozen=True, kw_only=True, tag_field="event", tag=_kind):
     """A subclass is a kind of event: its fields are those of the line, and its docstring says when it happens."""
 
 
-class Started(Event, kw_only=True):
+class Started(Event, frozen=True, kw_only=True):
     """The entry point of a pod is ready to meet the other pods."""
 
     node_rank: Annotated[Whole | None, says("rank of the pod among the pods; null in an elastic job")]
@@ -70,13 +70,13 @@ class Started(Event, kw_only=True):
     )
 
 
-class Rendezvous(Event, kw_only=True):
+class Rendezvous(Event, frozen=True, kw_only=True):
     """All pods have met. Elastic jobs meet by torchrun's own rendezvous and do not report it."""
 
     pods: Annotated[Whole, says("number of pods")]
 
 
-class Data(Event, kw_only=True):
+class Data(Event, frozen=True, kw_only=True):
     """The first rank of a pod has loaded its data."""
 
     train: Annotated[Whole, says("samples to train with")]
@@ -84,7 +84,7 @@ class Data(Event, kw_only=True):
     seconds: Annotated[float, says("time that loading took")]
 
 
-class Preflight(Event, kw_only=True):
+class Preflight(Event, frozen=True, kw_only=True):
     """The first rank of a pod has compared it with the others, before the first step."""
 
     node: Annotated[str | None, says("name of the pod's node; null if TORCHTALLY_NODE is not set")]
@@ -100,14 +100,14 @@ class Preflight(Event, kw_only=True):
     slow: Annotated[str | None, says("what is slow in this pod, as a sentence; null if nothing is")]
 
 
-class Begun(Event, kw_only=True):
+class Begun(Event, frozen=True, kw_only=True):
     """A run begins at its first sample."""
 
     task: Annotated[str, says("name of the task")]
     world: Annotated[Whole, says("number of ranks that train")]
 
 
-class Resumed(Event, kw_only=True):
+class Resumed(Event, frozen=True, kw_only=True):
     """A run continues from a checkpoint."""
 
     task: Annotated[str, says("name of the task")]
@@ -118,13 +118,13 @@ class Resumed(Event, kw_only=True):
     discarded: Annotated[Whole, says("samples known to be lost with restarts: consumed after the checkpoint of each")]
 
 
-class Step(Event, kw_only=True):
+class Step(Event, frozen=True, kw_only=True):
     """The first training step of an attempt is done. Later steps are not reported."""
 
     epoch: Annotated[Whole, says("epoch in progress, from 1")]
 
 
-class Progress(Event, kw_only=True):
+class Progress(Event, frozen=True, kw_only=True):
     """The first rank of a pod trains: after a second, and then every 10 s, or as TORCHTALLY_PROGRESS_SECONDS says."""
 
     phase: Annotated[str, says("name of the phase")]
@@ -151,7 +151,7 @@ class Progress(Event, kw_only=True):
     communication: Annotated[float | None, says("seconds of those steps in which DDP waited for other ranks")] = None
 
 
-class Straggler(Event, kw_only=True):
+class Straggler(Event, frozen=True, kw_only=True):
     """Two meetings of the ranks have found that a pod is slower than the others, or that none is any more."""
 
     slow: Annotated[str | None, says("name of the pod; null: none is slower any more")]
@@ -163,7 +163,7 @@ class Straggler(Event, kw_only=True):
     others: Annotated[float | None, says("median of the same over the other pods; null if there is none to compare")]
 
 
-class Saved(Event, kw_only=True):
+class Saved(Event, frozen=True, kw_only=True):
     """A checkpoint is written."""
 
     path: Annotated[str, says("file")]
@@ -172,7 +172,7 @@ class Saved(Event, kw_only=True):
     seconds: Annotated[float, says("time that saving took")]
 
 
-class SaveFailed(Event, kw_only=True):
+class SaveFailed(Event, frozen=True, kw_only=True):
     """A checkpoint could not be written. The training continues."""
 
     epoch: Annotated[Whole, says("epoch in progress, from 1")]
@@ -180,7 +180,7 @@ class SaveFailed(Event, kw_only=True):
     cause: Annotated[str, says("message of the error")]
 
 
-class Proved(Event, kw_only=True):
+class Proved(Event, frozen=True, kw_only=True):
     """The tallies of a phase were compared with its contract."""
 
     phase: Annotated[str, says("name of the phase, for example train or test")]
@@ -188,7 +188,7 @@ class Proved(Event, kw_only=True):
     holds: Annotated[bool, says("whether every rank consumed exactly the samples that the contract names")]
 
 
-class Epoch(Event, kw_only=True):
+class Epoch(Event, frozen=True, kw_only=True):
     """An epoch is trained, proved, and evaluated."""
 
     epoch: Annotated[Whole, says("epoch, from 1")]
@@ -199,7 +199,7 @@ class Epoch(Event, kw_only=True):
     samples_per_second: Annotated[float, says("training samples of all ranks a second")]
 
 
-class Stopped(Event, kw_only=True):
+class Stopped(Event, frozen=True, kw_only=True):
     """All ranks have stopped after the same step, because a rank received a signal."""
 
     signal: Annotated[Whole, says("number of the signal")]
@@ -208,21 +208,21 @@ class Stopped(Event, kw_only=True):
     position: Annotated[Whole, says("samples of the epoch that all ranks together have consumed")]
 
 
-class WriteFailed(Event, kw_only=True):
+class WriteFailed(Event, frozen=True, kw_only=True):
     """The results of a run whose plan is fulfilled could not be written. The run retries for some minutes."""
 
     output: Annotated[str, says("folder of the results")]
     cause: Annotated[str, says("message of the error")]
 
 
-class Complete(Event, kw_only=True):
+class Complete(Event, frozen=True, kw_only=True):
     """Nothing is left to do: the plan is fulfilled, and its results are written."""
 
     model: Annotated[str | None, says("`sha256:` and the hash of the model's file; null if there is none")]
     output: Annotated[str | None, says("folder of the results; null if there is none")]
 
 
-class Stuck(Event, kw_only=True):
+class Stuck(Event, frozen=True, kw_only=True):
     """The ranks of a pod take no batch. The pod's entry point has written their stacks."""
 
     seconds: Annotated[
@@ -232,11 +232,11 @@ class Stuck(Event, kw_only=True):
     stacks: Annotated[str | None, says("file with the stacks; null if it could not be written")]
 
 
-class Continued(Event, kw_only=True):
+class Continued(Event, frozen=True, kw_only=True):
     """The ranks of a pod that has reported `stuck` take batches again."""
 
 
-class Observed(Event, kw_only=True):
+class Observed(Event, frozen=True, kw_only=True):
     """A pass of a DataLoader has ended in a rank of a program without an account. The pod's entry point reports it."""
 
     of_rank: Annotated[Whole, says("global rank")]
@@ -248,7 +248,7 @@ class Observed(Event, kw_only=True):
     whole: Annotated[bool, says("whether it reached its end; else the program left it")]
 
 
-class Ended(Event, kw_only=True):
+class Ended(Event, frozen=True, kw_only=True):
     """The entry point of a pod ends. A pod that is killed does not report it."""
 
     code: Annotated[Whole, says("exit code")]

@@ -103,7 +103,7 @@ class EpochProof:
     superseded: bool  # a later attempt went back before it, so it is not behind the final weights
 
 
-class Progress(events.Progress, kw_only=True, tag=False):
+class Progress(events.Progress, frozen=True, kw_only=True, tag=False):
     """A report of a pod's first rank between two epochs' ends."""
 
     time: float
@@ -111,14 +111,14 @@ class Progress(events.Progress, kw_only=True, tag=False):
     attempt: int | None
 
 
-class Straggler(events.Straggler, kw_only=True, tag=False):
+class Straggler(events.Straggler, frozen=True, kw_only=True, tag=False):
     """A pod that is slower than the others, or with `slow` None the end of that."""
 
     time: float
     attempt: int | None
 
 
-class Epoch(events.Epoch, kw_only=True, tag=False):
+class Epoch(events.Epoch, frozen=True, kw_only=True, tag=False):
     """The results of an epoch of a built-in task."""
 
     time: float
