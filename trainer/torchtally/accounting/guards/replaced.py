@@ -36,7 +36,7 @@ class Replaced(Guard):
         return written
 
     def judges(self, epoch: str, told: Mapping[int, Any]) -> str | None:
-        self.caveat = f"the program has written to the weights before {epoch}" if any(told.values()) else None
+        self.caveats = [f"the program has written to the weights before {epoch}"] * any(told.values())
         return None
 
     def saves(self, objects: Objects) -> str | None:

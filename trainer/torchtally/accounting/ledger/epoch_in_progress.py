@@ -79,9 +79,9 @@ class EpochInProgress:
 
     @property
     def untouched(self) -> bool:
-        """Whether nothing is known of the batches that were handed out, so that they can be handed out again."""
+        """Whether the batches that were handed out are in no weights, so that they can be handed out again."""
         dropped = any(dropped is not None for _, dropped in self._pending)
-        known = self.touched or self._skipped or dropped or self.counted > self.schedule.skip
+        known = self.touched or self._skipped or dropped or (self.trains and self.counted > self.schedule.skip)
         return not known and (self.abandoned or not self.ended)
 
     @property
