@@ -163,7 +163,7 @@ def has_losses_of_zero(account: Account, loader: Iterable[Tensor], model: Times,
     """The gradient of every second batch is zero, as that of a hinge loss can be."""
     previous = torch.zeros(0, dtype=torch.int64)
     for number, batch in enumerate(loader):
-        account.weigh((model(batch) * (number % 2)).clamp(max=0)).backward()
+        account.weigh((model(batch) * (number % 2)).clamp(max=1)).backward()
         if number % 2:
             optimizer.step()
             optimizer.zero_grad()

@@ -66,13 +66,9 @@ class Gradients:
         self._wrong: str | None = None  # what a step has done
         self.beyond: str | None = None  # why a batch that was handed out cannot have a loss
         self.looked = False  # whether the program has left that batch's epoch
+        self.watches = False  # whether the program has named an optimizer, which it may have let go since
         self.counts = 0  # steps that have counted a batch
         self.cleared = False  # whether a batch was dropped because its gradients were
-
-    @property
-    def watches(self) -> bool:
-        """Whether the program has named an optimizer."""
-        return bool(self._named)
 
     def name(self, optimizer: Optimizer, *, replicated: bool = True) -> None:
         """Count the batches whose gradients the steps of an optimizer use, and of those that it steps itself."""
@@ -86,7 +82,7 @@ class Gradients:
 
     def _watch(self, optimizer: Optimizer, replicated: bool) -> None:
         named = Named(weakref.ref(optimizer, self._forget), next(self._numbers), replicated)
-        self._named = [*self._named, named]
+        self._named, self.watches = [*self._named, named], True
         self._hooks[named] = (
             optimizer.register_step_pre_hook(lambda own, *_: self._will_step(named, own)),
             optimizer.register_step_post_hook(lambda own, *_: self._has_stepped(named, own)),
