@@ -1,4 +1,7 @@
-"""A guard finds what the ledger cannot know. Each has a name, by which the environment switches it off."""
+"""A guard finds what the ledger cannot know. Each has a name, by which the environment switches it off.
+
+docs/reference/guards.md has what each finds, costs, and refuses although it is correct.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -13,16 +16,10 @@ class Guard:
 
     Attributes:
         name: What switches it off.
-        finds: The mistake, for people.
-        costs: Time and memory.
-        refuses: Correct programs that it takes for wrong, and what they do about it.
         caveats: What the last line says of the epoch that it has judged last.
     """
 
     name: ClassVar[str]
-    finds: ClassVar[str]
-    costs: ClassVar[str]
-    refuses: ClassVar[str]
     caveats: Sequence[str] = ()
 
     def has_stepped(self, optimizer: Optimizer, trained: bool, evaluates: str | None) -> None:

@@ -52,13 +52,6 @@ def switched_off(env: Mapping[str, str] = os.environ) -> list[str]:
 class Guards:
     """Tells each guard what happens, and returns the first sentence.
 
-    Args:
-        off: Names of those that are switched off.
-        members: The ranks that share the samples.
-        optimizers: Those that the program has named so far.
-        excused: Whether this start has loaded a state, or the program has said that it begins anew.
-        end: What steps have left out or done besides in a phase's epoch: `Gradients.end`.
-
     Attributes:
         caveats: What the last line of the run says beside its proof.
     """

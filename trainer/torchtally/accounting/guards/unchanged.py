@@ -11,14 +11,6 @@ class Unchanged(Guard):
     """Says on the last line in which epochs no parameter has changed on any rank."""
 
     name = "unchanged"
-    finds = (
-        "An epoch in which no step changes a parameter: a learning rate of 0, gradients that are clipped to 0, no step "
-        "at all, or a rollback of each; an optimizer that has gradients in an epoch, and makes no step; an epoch that "
-        "trains none of the parameters of the epoch before, as where a model is made anew; batches that an optimizer "
-        "steps with again. The last line says so"
-    )
-    costs = "A comparison of up to 3 parameters in the first step of an epoch. If they stay, a hash of all parameters"
-    refuses = "None: the proof holds, and its last line names the epoch"
 
     def __init__(self, steps: Steps, end: Callable[[str], tuple[list[int], list[str]]]) -> None:
         self._steps, self._end = steps, end

@@ -28,12 +28,6 @@ class EpochInProgress:
 
     `hand_out` compares each batch with its step at once. A position therefore says all: a rank that has committed s
     steps has consumed exactly the samples of its first s steps.
-
-    Args:
-        tally: Receives the samples that are consumed.
-        schedule: The samples of each step.
-        drops: Tells all ranks what this one drops; none where nothing can be.
-        trains: Whether samples count when they are committed. Otherwise they count when the loop asks for the next.
     """
 
     def __init__(

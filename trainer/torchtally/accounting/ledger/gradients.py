@@ -41,12 +41,7 @@ _AS_RECEIVED = "weigh() must receive batches as the loop has received them, of a
 
 
 class Gradients:
-    """The batches of one account, from the loop to the weights.
-
-    Args:
-        will_step: Called before a named optimizer steps, and whether its parameters are to be equal on all ranks.
-        has_stepped: Called after it has, with the phases of the batches whose gradients it has used.
-    """
+    """The batches of one account, from the loop to the weights."""
 
     def __init__(
         self, will_step: Callable[[Optimizer, bool], None], has_stepped: Callable[[Optimizer, set[str]], None]
