@@ -8,8 +8,8 @@ import contextlib
 import json
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
-from types import UnionType
-from typing import Any, Literal, Self, get_args, get_origin, get_type_hints
+from types import NoneType, UnionType
+from typing import Any, Literal, Self, Union, get_args, get_origin, get_type_hints
 
 from torchtally.accounting.order.plan import Extent
 from torchtally.proof import digest, drop_counts, rules
@@ -168,8 +168,9 @@ def _read(hint: Any, value: Any, name: str) -> Any:
             raise ValueError(f'"{within}{lacks[0]}" is missing')
         own = {each: _read(hints[each], value[each], f"{within}{each}") for each in hints if each in value}
         return kind(**own)  # type: ignore[operator]
-    if kind is UnionType:
-        return None if value is None else _read(inner[0], value, name)
+    for each in inner if kind in (Union, UnionType) else ():
+        with contextlib.suppress(ValueError):
+            return _read(each, value, name)
     if kind is Mapping and isinstance(value, dict):
         return {key: _read(inner[1], each, f"{name}.{key}") for key, each in value.items()}
     if kind is tuple and isinstance(value, list):
@@ -181,8 +182,8 @@ def _read(hint: Any, value: Any, name: str) -> Any:
             return ShardSizes.of_runs(value)
         if kind is bytes and isinstance(value, str):
             return digest.parse(value).packed
-    whole = kind is int and type(value) is int and value >= 0
-    if whole or kind is Any or (kind is str and isinstance(value, str)) or (kind is Literal and value in inner):
+    fits = type(value) is kind and (kind is not int or value >= 0)
+    if (fits and kind in (int, str, NoneType)) or kind is Any or (kind is Literal and value in inner):
         return value
     raise ValueError(f'"{name}" is {rules.show(value)}, which no state has')
 
