@@ -58,7 +58,8 @@ class Named:
         return [each.grad for each in self.parameters if each.grad is not None]
 
     def mark(self) -> Mark:
-        return compat.marks_of([each.grad for each in self.parameters])
+        groups = found.param_groups if (found := self.reference()) else ()
+        return compat.marks_of([each.grad for group in groups for each in group["params"]])
 
     def find(self, now: Mark | None = None) -> None:
         """Hold those whose backward passes have reached the parameters."""
