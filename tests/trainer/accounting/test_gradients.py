@@ -1,7 +1,9 @@
 """A batch counts once a named optimizer steps with the gradients of its loss. What is cleared before is dropped."""
 
 import contextlib
+import copy
 import functools
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -161,7 +163,7 @@ def has_losses_of_zero(account: Account, loader: Iterable[Tensor], model: Times,
     """The gradient of every second batch is zero, as that of a hinge loss can be."""
     previous = torch.zeros(0, dtype=torch.int64)
     for number, batch in enumerate(loader):
-        account.weigh(model(batch) * (number % 2)).backward()
+        account.weigh((model(batch) * (number % 2)).clamp(max=1)).backward()
         if number % 2:
             optimizer.step()
             optimizer.zero_grad()
@@ -312,9 +314,12 @@ def overflows_in_a_fused_step(account: Account, loader: Iterable[Tensor], model:
     overflows(account, loader, model, optimizer)
 
 
-def multiplies_by_zero(account: Account, loader: Iterable[Tensor], model: Times, optimizer: Any) -> None:
+def multiplies_by_zero(
+    account: Account, loader: Iterable[Tensor], model: Times, optimizer: Any, before: bool = False
+) -> None:
     for number, batch in enumerate(loader):
-        (account.weigh(model(batch)) * (number % 2)).backward()
+        loss, weight = model(batch), torch.tensor(number % 2)
+        (account.weigh(torch.where(weight > 0, loss, 0) / 2 * 2) if before else account.weigh(loss) * weight).backward()
         optimizer.step()
         optimizer.zero_grad()
 
@@ -540,20 +545,21 @@ def names_none() -> None:
             account.weigh(model(batch)).backward()
 
 
-def names_equal_copies_twice() -> list[int]:
-    """Two losses of each batch name the copied labels, which are equal to those of the next one."""
+def names_equal_copies_twice(inputs_first: bool = False) -> list[int]:
+    """Two losses of each batch name copies; those of the labels are equal to those of the next one."""
     model = nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     counted: list[int] = []
     with Account(task="t", epochs=1) as account:
         account.optimizer(optimizer)
-        loader = account.loader(TensorDataset(torch.ones(8, 1), torch.ones(8)), batch_size=2)
+        loader = account.loader(TensorDataset(torch.arange(8.0)[:, None], torch.ones(8)), batch_size=2)
         copies = ((inputs.clone(), labels.clone()) for inputs, labels in loader)
         kept = next(copies)
         for ahead in copies:
             optimizer.zero_grad()
             inputs, labels = kept
-            (account.weigh(model(inputs).mean(), labels) + account.weigh(model(inputs).sum(), labels)).backward()
+            named = inputs if inputs_first else labels
+            (account.weigh(model(inputs).mean(), named) + account.weigh(model(inputs).sum(), labels)).backward()
             optimizer.step()
             counted += [each.counted for each in account._phases.in_progress]
             kept = ahead
@@ -561,6 +567,27 @@ def names_equal_copies_twice() -> list[int]:
         account.weigh(model(kept[0]).mean(), kept[1]).backward()
         optimizer.step()
     return counted
+
+
+def trains_a_copy_for_each_batch() -> int:
+    """The number of optimizers that are left."""
+    model, left = nn.Linear(1, 1), list[Any]()
+    with Account(task="t", epochs=1) as account:
+        account.optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+        for (inputs,) in account.loader(TensorDataset(torch.ones(16, 1)), batch_size=2):
+            inner = copy.deepcopy(model)
+            optimizer = torch.optim.SGD(inner.parameters(), lr=0.1)
+            account.optimizer(optimizer)
+            left.append(weakref.ref(optimizer))
+            account.weigh(inner(inputs).mean()).backward()
+            optimizer.step()
+    del inner, optimizer
+    return sum(each() is not None for each in left)
+
+
+def test_an_optimizer_of_one_batch_is_let_go() -> None:
+    found = alone(trains_a_copy_for_each_batch)
+    assert (found["code"], found["result"]) == (0, 0), found["err"]
 
 
 def names_a_model() -> None:
@@ -578,6 +605,7 @@ DROPPED: list[tuple[Loop, int]] = [
     (functools.partial(overflows, every=2, clears="in place"), 16),
     (clears_too_early, 24),
     (multiplies_by_zero, 24),
+    (functools.partial(multiplies_by_zero, before=True), 24),
     (trains_the_worst_of_two, 24),
     (functools.partial(clears_too_early, in_place=True), 24),
     (skips_after_the_backward_pass, 2 * SIZE),
@@ -630,8 +658,9 @@ def test_a_sample_counts_once_in_each_epoch_unless_it_is_cleared_before_a_step(s
             assert dropped or times == [2] * N
 
 
-def test_a_second_loss_of_a_copy_is_not_one_of_the_next_batch() -> None:
-    found = alone(names_equal_copies_twice)
+@pytest.mark.parametrize("inputs_first", [False, True])
+def test_a_second_loss_of_a_copy_is_not_one_of_the_next_batch(inputs_first: bool) -> None:
+    found = alone(names_equal_copies_twice, inputs_first)
     assert (found["code"], found["result"]) == (0, [1, 2, 3]), found["err"]
 
 

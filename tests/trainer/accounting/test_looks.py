@@ -1,6 +1,7 @@
 """A look at the first batches of an epoch takes nothing, and a loader can leave out a step that is not full."""
 
 from collections.abc import Callable
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ Loop = Callable[[Account, Any, Any, Step], None]
 
 def looks_first(account: Account, loader: Any, unseen: Any, step: Step) -> None:
     """As the tutorials do, to print the size of a batch, and to keep a few samples for pictures."""
-    shown = next(iter(unseen))
+    shown = list(islice(unseen, 2)).pop()
     for _ in account.epochs():
         assert len(next(iter(loader))) == SIZE
         for batch in loader:

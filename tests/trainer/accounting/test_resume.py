@@ -256,7 +256,7 @@ UNFIT: list[tuple[dict[str, Any], str, str]] = [
     ({"task": "u"}, "", "the state is of another run: its task is u, and now it is t"),
     ({"plan": {"train": 3}}, "", "its plan is {'train': 3}, and now it is {'train': 2}"),
     ({"v": 4}, "", "its version is 4, and this release reads 1"),
-    ({"attempt": -1}, "", '"attempt" is -1, allowed is an integer from 0'),
+    ({"attempt": -1}, "", '"attempt" is -1, which no state has'),
     ({"phases": {"train": {}}}, "", '"phases.train.n" is missing'),
     ({}, "cut off", "it is cut off or damaged"),
     ({}, "other key", "must have the entry 'torchtally', and it has model"),

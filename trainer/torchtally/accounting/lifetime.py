@@ -184,7 +184,7 @@ class Lifetime:
             attempt.members,
             lambda: self._counting.gradients.optimizers,
             lambda: attempt.begins_anew,
-            lambda phase: self._counting.gradients.idle(phase),
+            lambda phase: self._counting.gradients.end(phase),
         )
         self._phases = Phases(self._progress, attempt, self._order, self._guards)
         if attempt.prints and requested:

@@ -27,7 +27,7 @@ def hash_of(values: Tensor) -> int:
     for block in data.view(torch.int64).split(_BLOCK):
         folded = block ^ ((block >> 29) & 0x7FFFFFFFF)
         found = found * _STEP + (folded * _weights(data.device)[: len(block)]).sum()
-    return int(found)
+    return int(found) & 0xFFFFFFFFFFFFFFFF
 
 
 @functools.cache

@@ -19,17 +19,6 @@ class Apart(Guard):
     """Compares the parameters that a step has left, before anything else writes to them."""
 
     name = "apart"
-    finds = (
-        "Ranks that each train a model of their own: without DDP, past it (`model.module(x)`), or in `no_sync()` each "
-        "time; weights of one rank that are sent to all in place of averaged gradients; a rank that makes no step"
-    )
-    costs = (
-        "Hashes of up to 16 parameters of each optimizer, after the steps 1, 2, 4, 8, … of an epoch and after the last"
-    )
-    refuses = (
-        "Experts that fill an optimizer of their own, ensembles, local SGD, federated averaging, and inner loops. They "
-        "need `account.optimizer(optimizer, replicated=False)`, which the last line names"
-    )
 
     def __init__(self, members: Membership, steps: Steps) -> None:
         self._members, self._steps = members, steps

@@ -10,9 +10,6 @@ class Changed(Guard):
     """Compares what a dataset says of itself with what it said when its loader was made."""
 
     name = "changed"
-    finds = "A dataset whose length, `fingerprint`, or `shard_sizes` changes while its loader lives"
-    costs = "A look at these at the beginning and the end of each epoch"
-    refuses = "A dataset that grows, or chooses other samples, in each epoch: make a loader for each of its states"
 
     def __init__(self) -> None:
         self._facts: dict[str, tuple[Any, Facts]] = {}

@@ -30,12 +30,6 @@ class Contents(Guard):
     """Compares the same few samples of all ranks before the first epoch, and with those of a loaded state."""
 
     name = "contents"
-    finds = (
-        "Data that differs from rank to rank under the same index: other files, or a shuffle without a common seed; a "
-        "resume within an epoch of data that has changed, such as a list of files in another order"
-    )
-    costs = "16 reads of samples by each rank, in one shard file if there are any, and at most 30 s"
-    refuses = "Samples that are meant to differ, as with an augmentation from a seed of the rank or of the start"
 
 
 class _Single(ByStep):
@@ -93,13 +87,7 @@ def saved(told: tuple[int, list[Sample]]) -> Saved:
 
 
 def differ(all_ranks: list[dict[str, Any]], before: Saved = ()) -> str | None:
-    """Return a sentence on the first rank whose samples differ from those of another rank, or of a loaded state.
-
-    Args:
-        all_ranks: The `pod` of each, and its `facts`: the `phase`, and as `_contents` what ranks must have in common to
-            be compared, and the samples.
-        before: What the loaded state has.
-    """
+    """Return a sentence on the first rank whose samples differ from those of another rank, or of a loaded state."""
     firsts: dict[int, tuple[str, dict[int, list[int]]]] = {}
     if before:
         (alike,), *samples = before

@@ -9,16 +9,12 @@ class Evaluated(Guard):
     """Notes the steps of named optimizers in epochs of phases that do not train."""
 
     name = "evaluated"
-    finds = "An optimizer that steps in a phase with `trains=False`"
-    costs = "None"
-    refuses = "A named optimizer that is trained on other data within the loop of an evaluation"
 
     def __init__(self) -> None:
         self._epochs: set[str] = set()
 
     def has_stepped(self, optimizer: Optimizer, trained: bool, evaluates: str | None) -> None:
-        # At a rate of 0, PyTorch's checkpoints let an optimizer make its state.
-        if evaluates and any(group.get("lr") != 0 for group in optimizer.param_groups):
+        if evaluates:
             self._epochs.add(evaluates)
 
     def closes(self, phase: str, epoch: str) -> str | None:

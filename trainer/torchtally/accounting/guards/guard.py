@@ -1,6 +1,9 @@
-"""A guard finds what the ledger cannot know. Each has a name, by which the environment switches it off."""
+"""A guard finds what the ledger cannot know. Each has a name, by which the environment switches it off.
 
-from collections.abc import Mapping
+docs/reference/guards.md has what each finds, costs, and refuses although it is correct.
+"""
+
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from torch.optim.optimizer import Optimizer
@@ -13,17 +16,11 @@ class Guard:
 
     Attributes:
         name: What switches it off.
-        finds: The mistake, for people.
-        costs: Time and memory.
-        refuses: Correct programs that it takes for wrong, and what they do about it.
-        caveat: What the last line says of the epoch that it has judged last.
+        caveats: What the last line says of the epoch that it has judged last.
     """
 
     name: ClassVar[str]
-    finds: ClassVar[str]
-    costs: ClassVar[str]
-    refuses: ClassVar[str]
-    caveat: str | None = None
+    caveats: Sequence[str] = ()
 
     def has_stepped(self, optimizer: Optimizer, trained: bool, evaluates: str | None) -> None:
         """A named optimizer has stepped, with gradients of batches if it has `trained`; else, an epoch can evaluate."""

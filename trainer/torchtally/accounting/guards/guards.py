@@ -52,13 +52,6 @@ def switched_off(env: Mapping[str, str] = os.environ) -> list[str]:
 class Guards:
     """Tells each guard what happens, and returns the first sentence.
 
-    Args:
-        off: Names of those that are switched off.
-        members: The ranks that share the samples.
-        optimizers: Those that the program has named so far.
-        excused: Whether this start has loaded a state, or the program has said that it begins anew.
-        idle: Numbers of the optimizers that had gradients in a phase's epoch, and made no step.
-
     Attributes:
         caveats: What the last line of the run says beside its proof.
     """
@@ -69,14 +62,14 @@ class Guards:
         members: Membership,
         optimizers: Callable[[], list[Optimizer]],
         excused: Callable[[], bool],
-        idle: Callable[[str], list[int]],
+        end: Callable[[str], tuple[list[int], list[str]]],
     ) -> None:
         self.steps, self._off = Steps(), [*off]
         self.apart, self.loaded = Apart(members, self.steps), Loaded(members, self.steps, optimizers)
         self.unfinished, self.changed = Unfinished(excused), Changed()
         every: list[Guard] = [
             self.apart,
-            Unchanged(self.steps, idle),
+            Unchanged(self.steps, end),
             Replaced(self.steps),
             self.loaded,
             self.unfinished,
@@ -153,5 +146,5 @@ class Guards:
             told_of_it = {rank: each[guard.name] for rank, each in enumerate(told) if guard.name in each}
             if sentence := guard.judges(epoch, told_of_it):
                 return sentence
-            self.say([guard.caveat] if guard.caveat else [])
+            self.say(guard.caveats)
         return None

@@ -16,9 +16,6 @@ class Loaded(Guard):
     """Seeks parameters with the hashes that a state was saved with."""
 
     name = "loaded"
-    finds = "A state of the account that is loaded without the weights, or with `strict=False` and other names"
-    costs = "Hashes of up to 3 parameters of each optimizer in `state_dict()`; as many as have their sizes at a resume"
-    refuses = "A program that changes all of the weights between loading and the first batch"
 
     def __init__(self, members: Membership, steps: Steps, optimizers: Callable[[], list[Optimizer]]) -> None:
         self._members, self._steps, self._named = members, steps, optimizers

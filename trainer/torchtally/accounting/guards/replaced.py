@@ -17,16 +17,6 @@ class Replaced(Guard):
     """Compares weights that are saved, or that the run ends with, with those that the last step has left."""
 
     name = "replaced"
-    finds = (
-        "Weights that are written to after the last step of an epoch, such as those of an earlier epoch or an average "
-        "that take their place, where a checkpoint is saved, the run ends, or `write_proof()` is called. The last line "
-        "says so if the next epoch continues from them"
-    )
-    costs = "A copy of up to 3 small parameters of each optimizer, after the steps 1, 2, 4, 8, … and the last"
-    refuses = (
-        "The best weights restored at the end, and others that the program replaces once. It needs "
-        "`account.replaced(reason)`. Parameters that it also writes to between steps are not judged"
-    )
 
     def __init__(self, steps: Steps) -> None:
         self._steps = steps
@@ -36,7 +26,7 @@ class Replaced(Guard):
         return written
 
     def judges(self, epoch: str, told: Mapping[int, Any]) -> str | None:
-        self.caveat = f"the program has written to the weights before {epoch}" if any(told.values()) else None
+        self.caveats = [f"the program has written to the weights before {epoch}"] * any(told.values())
         return None
 
     def saves(self, objects: Objects) -> str | None:

@@ -13,19 +13,9 @@ _left: dict[str, dict[int, "weakref.ref[Tensor]"]] = {}  # parameters of runs th
 
 
 class Unfinished(Guard):
-    """Notes the parameters that steps have trained.
-
-    Args:
-        excused: Whether this start has loaded a state, or the program has said that it begins anew.
-    """
+    """Notes the parameters that steps have trained."""
 
     name = "unfinished"
-    finds = (
-        "A second try in one process, as after an out-of-memory error, that trains the model of the first try from the "
-        "beginning of the plan"
-    )
-    costs = "A look at each parameter in the first step of an optimizer"
-    refuses = "A model whose weights are set anew in place, unless the account has `anew=True`"
 
     def __init__(self, excused: Callable[[], bool]) -> None:
         self._excused = excused

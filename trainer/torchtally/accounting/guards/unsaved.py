@@ -15,9 +15,6 @@ class Unsaved(Guard):
     """Looks for what a resume would lack, among the objects of a checkpoint that is saved."""
 
     name = "unsaved"
-    finds = "Parameters that a named optimizer steps, or its state, of which no object of a checkpoint has a state"
-    costs = "A comparison of tensors when a checkpoint is saved; of values, where an object saves copies"
-    refuses = "What the program saves elsewhere, or makes anew at a resume"
 
     def __init__(self, optimizers: Callable[[], list[Optimizer]]) -> None:
         self._named = optimizers

@@ -31,7 +31,9 @@ class Handed:
         left: Whether the loop has left its epoch here.
         counted: Whether it is in the weights.
         left_out: Whether the program has left it out for good.
+        users: Numbers of the optimizers that have stepped with its gradients.
         copies: Copies of its tensors by which the loop has named it.
+        named: Places of these tensors.
     """
 
     epoch: "EpochInProgress"
@@ -45,7 +47,9 @@ class Handed:
     left: bool = False
     counted: bool = False
     left_out: bool = False
+    users: frozenset[int] = frozenset()
     copies: tuple[Tensor, ...] = ()
+    named: frozenset[int] = frozenset()
     _batch: Batch | None = None
 
     @property
@@ -64,10 +68,11 @@ class Handed:
             return True
         return any(each is named for each in (*tensors(self.data), *self.copies))
 
-    def has_values_of(self, named: Any) -> bool:
-        """Whether the tensors of `named` are copies of its own, as a prefetcher makes them for a device."""
-        own, copies = [*tensors(self.data)], [*tensors(named)]
-        return bool(copies) and all(any(_are_equal(each, copy) for each in own) for copy in copies)
+    def places_of(self, named: Any) -> frozenset[int]:
+        """The places of its tensors of which `named` has copies, as a prefetcher makes them; none if it has others."""
+        own = [*enumerate(tensors(self.data))]
+        found = [{place for place, each in own if _are_equal(each, copy)} for copy in tensors(named)]
+        return frozenset().union(*found) if all(found) else frozenset()
 
     @property
     def is_last(self) -> bool:

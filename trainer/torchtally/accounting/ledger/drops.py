@@ -26,15 +26,7 @@ _SHOWN = 8  # dropped samples that a rank prints one by one in an epoch, and rea
 
 
 class Drops:
-    """The dropped samples of an epoch in progress.
-
-    Args:
-        run: The start of the run that this process makes.
-        phase: Name of the phase.
-        epoch: Number of the epoch.
-        carried: Digest of what was dropped before, as a loaded state has it.
-        leads: Whether this process tells: of peers, which drop the same samples, one does.
-    """
+    """The dropped samples of an epoch in progress."""
 
     def __init__(self, run: Run, phase: str, epoch: int, carried: Digest, *, leads: bool = True):
         place = f"torchtally/dropped/{run.run}/{run.attempt}/{run.began}/{phase}/{epoch}"

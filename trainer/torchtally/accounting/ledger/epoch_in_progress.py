@@ -28,12 +28,6 @@ class EpochInProgress:
 
     `hand_out` compares each batch with its step at once. A position therefore says all: a rank that has committed s
     steps has consumed exactly the samples of its first s steps.
-
-    Args:
-        tally: Receives the samples that are consumed.
-        schedule: The samples of each step.
-        drops: Tells all ranks what this one drops; none where nothing can be.
-        trains: Whether samples count when they are committed. Otherwise they count when the loop asks for the next.
     """
 
     def __init__(
@@ -79,9 +73,9 @@ class EpochInProgress:
 
     @property
     def untouched(self) -> bool:
-        """Whether nothing is known of the batches that were handed out, so that they can be handed out again."""
+        """Whether the batches that were handed out are in no weights, so that they can be handed out again."""
         dropped = any(dropped is not None for _, dropped in self._pending)
-        known = self.touched or self._skipped or dropped or self.counted > self.schedule.skip
+        known = self.touched or self._skipped or dropped or (self.trains and self.counted > self.schedule.skip)
         return not known and (self.abandoned or not self.ended)
 
     @property

@@ -6,10 +6,13 @@ before, or the program says that it has put them back.
 """
 
 import functools
+import weakref
 from collections.abc import Callable, Collection, Iterable
+from itertools import count
 from typing import Any
 
 from torch import Tensor
+from torch.autograd.graph import Node
 from torch.optim.optimizer import Optimizer
 
 from torchtally import compat
@@ -30,17 +33,15 @@ SKIPPED = (
     "an optimizer has stepped with the gradients of a batch that counts as dropped: call skip(reason) before the "
     "backward pass, or optimizer.zero_grad() after it"
 )
+REPEATED = "batches of {} were trained by several steps"
+ANEW = "an epoch of {} has trained none of the parameters of the epoch before"
+_FACTORS = {"MulBackward0", "DivBackward0", "WhereBackward0", "NanToNumBackward0"}
 _NOT_COUNTED = "holds() must receive batches that do not count yet, as the loop has received them"
 _AS_RECEIVED = "weigh() must receive batches as the loop has received them, of an epoch in progress that trains"
 
 
 class Gradients:
-    """The batches of one account, from the loop to the weights.
-
-    Args:
-        will_step: Called before a named optimizer steps, and whether its parameters are to be equal on all ranks.
-        has_stepped: Called after it has, with the phases of the batches whose gradients it has used.
-    """
+    """The batches of one account, from the loop to the weights."""
 
     def __init__(
         self, will_step: Callable[[Optimizer, bool], None], has_stepped: Callable[[Optimizer, set[str]], None]
@@ -50,28 +51,23 @@ class Gradients:
         self._out: list[Handed] = []  # handed out, and neither counted nor dropped for good
         self._last: tuple[Handed, ...] = ()  # of the last loss that was weighed
         self._cleared: dict[Handed, str] = {}  # dropped at the next step, and why
-        self._hooks: list[Any] = []
+        self._hooks: dict[Named, tuple[Any, Any]] = {}
+        self._numbers = count(1)
+        self._epochs: dict[str, list[weakref.ref[Tensor]]] = {}  # by phase: what the steps of its last one have trained
+        self._repeated: set[str] = set()  # phases of batches that an optimizer has stepped with again
         self._pass = -1  # the number of the last backward pass
         self._passing: list[Handed] = []  # of the backward pass in progress
         self._reads = 0  # of gradients of losses on a GPU
         self._wrong: str | None = None  # what a step has done
         self.beyond: str | None = None  # why a batch that was handed out cannot have a loss
         self.looked = False  # whether the program has left that batch's epoch
+        self.watches = False  # whether the program has named an optimizer, which it may have let go since
         self.counts = 0  # steps that have counted a batch
         self.cleared = False  # whether a batch was dropped because its gradients were
 
-    @property
-    def watches(self) -> bool:
-        """Whether the program has named an optimizer."""
-        return bool(self._named)
-
-    def names(self, optimizer: Optimizer) -> bool:
-        """Whether the program has named this optimizer."""
-        return any(each.optimizer is optimizer for each in self._named)
-
     def name(self, optimizer: Optimizer, *, replicated: bool = True) -> None:
         """Count the batches whose gradients the steps of an optimizer use, and of those that it steps itself."""
-        if self.names(optimizer):
+        if optimizer in self.optimizers:
             return
         if hasattr(optimizer, "defaults"):  # torch's PostLocalSGDOptimizer has none, and no hooks
             self._watch(optimizer, replicated)
@@ -80,19 +76,22 @@ class Gradients:
                 self.name(each, replicated=replicated)
 
     def _watch(self, optimizer: Optimizer, replicated: bool) -> None:
-        named = Named(optimizer, replicated)
-        self._named.append(named)
-        self._hooks += [
-            optimizer.register_step_pre_hook(lambda *_: self._will_step(named)),
-            optimizer.register_step_post_hook(lambda *_: self._has_stepped(named)),
-        ]
+        named = Named(weakref.ref(optimizer, self._forget), next(self._numbers), replicated)
+        self._named, self.watches = [*self._named, named], True
+        self._hooks[named] = (
+            optimizer.register_step_pre_hook(lambda own, *_: self._will_step(named, own)),
+            optimizer.register_step_post_hook(lambda own, *_: self._has_stepped(named, own)),
+        )
         # On the instance, as schedulers wrap step(): a cleared gradient of zeros cannot be told from a computed one.
-        zero_grad = optimizer.zero_grad
+        zero_grad = vars(optimizer).get("zero_grad")
 
-        @functools.wraps(zero_grad)
+        @functools.wraps(type(optimizer).zero_grad)
         def noted(*arguments: Any, **options: Any) -> None:
             named.find_by_hand()
-            zero_grad(*arguments, **options)
+            if zero_grad:
+                zero_grad(*arguments, **options)
+            elif own := named.reference():
+                type(own).zero_grad(own, *arguments, **options)
             named.sought = {}
             waiting = [each for each in named.held if not each.counted]
             self._clear(named)
@@ -104,10 +103,18 @@ class Gradients:
 
     def close(self) -> None:
         """Leave the optimizers alone."""
-        for hook in self._hooks:
-            hook.remove()
-        for each in self._named:
-            vars(each.optimizer).pop("zero_grad", None)  # another account may have named it as well
+        for hooks in self._hooks.values():
+            for hook in hooks:
+                hook.remove()
+        for each in self.optimizers:
+            vars(each).pop("zero_grad", None)  # another account may have named it as well
+
+    def _forget(self, reference: "weakref.ref[Optimizer]") -> None:
+        """The program has let go of an optimizer."""
+        gone = [each for each in self._named if each.reference is reference]
+        self._named = [each for each in self._named if each not in gone]  # a new list: this can come within a loop
+        for each in gone:
+            self._hooks.pop(each, None)
 
     def hand_out(self, batch: Handed) -> None:
         """Take note of a batch that the loop receives."""
@@ -146,15 +153,21 @@ class Gradients:
             each.weighed = True
         (share,) = shares
 
-        def passes(gradient: Tensor) -> Tensor | None:
-            if share and self._is_zero(gradient):
+        def passes(gradient: Tensor | None) -> None:
+            if share and (gradient is None or self._is_zero(gradient)):
                 self._pass_nothing(batches)
             else:
                 self._passes(batches)
+
+        def is_multiplied(gradient: Tensor) -> Tensor | None:
+            if factor is None:
+                passes(gradient)
             return None if share == 1 else gradient * share
 
         if loss.requires_grad:
-            compat.hook(loss, passes)
+            if factor := _last_factor(loss):
+                factor.register_hook(lambda gradients, _: passes(next(filter(_is_tensor, gradients), None)))
+            compat.hook(loss, is_multiplied)
         return loss
 
     def hold(self, named: Collection[Any]) -> None:
@@ -216,12 +229,15 @@ class Gradients:
         for each in reversed(self._out):
             if each.is_as(named):
                 return each
-        # A prefetcher hands out in order what it has copied, so the first of equal ones is meant.
-        equal = [each for each in self._out if not each.left_out and each.has_values_of(named)]
-        if found := next((each for each in equal if not each.weighed), equal[-1] if equal else None):
-            found.copies += (*tensors(named),)  # a second loss of it must not be taken for one of the next batch
-            return found
-        raise Refused(self.beyond or wanted)
+        equal = [(each, places) for each in self._out if not each.left_out and (places := each.places_of(named))]
+        if not equal:
+            raise Refused(self.beyond or wanted)
+        # A prefetcher hands out in order what it has copied, so of equal ones the first is meant that has no loss, or
+        # none that names it by this tensor: a second loss must not be taken for one of the next batch.
+        free = (pair for pair in equal if not pair[0].weighed or (pair[0].named and not pair[0].named & pair[1]))
+        found, places = next(free, equal[-1])
+        found.copies, found.named = (*found.copies, *tensors(named)), found.named | places
+        return found
 
     def _unnamed(self) -> tuple[Handed, ...]:
         """The batch of a loss, if that is clear: the only one of its phase without one, or those of the last loss."""
@@ -265,7 +281,7 @@ class Gradients:
         self._passing += batches
         for each in batches:
             self._cleared.pop(each, None)
-            for named in self._named if not each.counted else ():
+            for named in self._named:
                 if each not in named.held:
                     named.sought.setdefault(each, named.before)
 
@@ -306,37 +322,43 @@ class Gradients:
                     named.sought.pop(each, None)
         self._passing = []
 
-    def idle(self, phase: str) -> list[int]:
-        """Numbers of named optimizers, from 1, that have made no step in an epoch, which ends, and had gradients."""
-        stepped = {id(each) for named in self._named if phase in named.stepped for each in named.parameters}
-        found = [
-            number
-            for number, named in enumerate(self._named, 1)
+    def end(self, phase: str) -> tuple[list[int], list[str]]:
+        """What steps have left out in an epoch, which ends, or done beside what counts.
+
+        That are the numbers of optimizers that had gradients and made no step, and sentences.
+        """
+        stepped = {id(each): each for named in self._named if phase in named.stepped for each in named.parameters}
+        idle = [
+            named.number
+            for named in self._named
             if phase in named.reached and not any(id(each) in stepped for each in named.parameters)
         ]
         for named in self._named:
             named.reached.discard(phase)
             named.stepped.discard(phase)
-        return found
+        before, self._epochs[phase] = self._epochs.get(phase), [*map(weakref.ref, stepped.values())]
+        anew = before and stepped and not any(id(found) in stepped for each in before if (found := each()) is not None)
+        said = [REPEATED.format(phase)] * (phase in self._repeated) + [ANEW.format(phase)] * bool(anew)
+        return idle, said
 
     @property
     def optimizers(self) -> list[Optimizer]:
-        """Those that the program has named."""
-        return [each.optimizer for each in self._named]
+        """Those that the program has named, and still has."""
+        return [found for each in self._named if (found := each.reference()) is not None]
 
-    def _will_step(self, named: Named) -> None:
-        self._told[0](named.optimizer, named.replicated)
+    def _will_step(self, named: Named, optimizer: Optimizer) -> None:
+        self._told[0](optimizer, named.replicated)
         if named.sought:
             named.find() if self._passing else named.find_by_hand()
         self._look(named)
         named.ready = [*named.held]
 
-    def _has_stepped(self, named: Named) -> None:
+    def _has_stepped(self, named: Named, optimizer: Optimizer) -> None:
         ready = dict.fromkeys([*named.ready, *named.held])  # those of a closure come within the step
         named.ready = []
         named.forget_unreached()  # what the step has not used is not put there later
-        if _is_left_out(named.optimizer):
-            self._told[1](named.optimizer, set())
+        if _is_left_out(optimizer):
+            self._told[1](optimizer, set())
             return
         if ready:
             self.counts += 1
@@ -345,6 +367,9 @@ class Gradients:
                 self._wrong = AGAIN
         for each in ready:
             named.stepped.add(each.phase)
+            if named.number in each.users:
+                self._repeated.add(each.phase)
+            each.users |= {named.number}
             if each.left_out:
                 self._wrong = SKIPPED
             elif not each.counted:
@@ -353,7 +378,7 @@ class Gradients:
             named.held.pop(each, None)
         if self._cleared:
             self._drop()
-        self._told[1](named.optimizer, {each.phase for each in ready})
+        self._told[1](optimizer, {each.phase for each in ready})
 
     def _look(self, named: Named) -> None:
         """Let go of batches whose gradients something else than the optimizer has cleared."""
@@ -367,6 +392,21 @@ class Gradients:
             elsewhere = any(each in other.held for other in self._named)
             if not (each.counted or each.left_out or elsewhere or each in self._cleared):
                 self._cleared[each] = CLEARED
+
+
+def _last_factor(loss: Tensor) -> Node | None:
+    """Where the backward pass has come through the numbers that the program has multiplied a loss by, if any."""
+    node, found = loss.grad_fn, None
+    while node is not None and node.name() in _FACTORS:
+        inputs = [each for each, _ in node.next_functions if each is not None]
+        if len(inputs) != 1:
+            break
+        node, found = inputs[0], node
+    return found
+
+
+def _is_tensor(gradient: object) -> bool:
+    return isinstance(gradient, Tensor)
 
 
 def _passed_over(batches: list[Handed]) -> str:

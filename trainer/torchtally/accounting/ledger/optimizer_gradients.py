@@ -3,7 +3,7 @@
 A gradient is known by its tensor, and by how often that was written to. Its values are read only where these differ.
 """
 
-from collections.abc import Iterator
+import weakref
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -24,12 +24,15 @@ class Named:
     """An optimizer that the program has named.
 
     Attributes:
+        reference: It, as long as the program has it: each batch may have one of its own.
+        number: Its number, from 1.
         replicated: Whether its parameters are to be equal on all ranks.
         held: Batches whose backward passes have reached its parameters, and whose gradients may be there.
         sought: Batches of which that is not known, with the gradients before their backward pass.
     """
 
-    optimizer: Optimizer
+    reference: "weakref.ref[Optimizer]"
+    number: int
     replicated: bool = True
     held: dict[Handed, None] = field(default_factory=dict)
     sought: dict[Handed, Mark] = field(default_factory=dict)
@@ -44,9 +47,10 @@ class Named:
     stepped: set[str] = field(default_factory=set)  # those whose gradients it has used
 
     @property
-    def parameters(self) -> Iterator[Tensor]:
+    def parameters(self) -> list[Tensor]:
         """What it steps."""
-        return parameters_of(self.optimizer)
+        found = self.reference()
+        return [] if found is None else [*parameters_of(found)]
 
     @property
     def gradients(self) -> list[Tensor]:
@@ -54,7 +58,8 @@ class Named:
         return [each.grad for each in self.parameters if each.grad is not None]
 
     def mark(self) -> Mark:
-        return compat.marks_of([each.grad for group in self.optimizer.param_groups for each in group["params"]])
+        groups = found.param_groups if (found := self.reference()) else ()
+        return compat.marks_of([each.grad for group in groups for each in group["params"]])
 
     def find(self, now: Mark | None = None) -> None:
         """Hold those whose backward passes have reached the parameters."""

@@ -4,43 +4,23 @@ It is the same on every rank. Which samples are in the weights follows from it, 
 epoch in progress is computed again from the position.
 """
 
+import contextlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import Annotated, Any, Self
+from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
+from types import NoneType, UnionType
+from typing import Any, Literal, Self, Union, get_args, get_origin, get_type_hints
 
 from torchtally.accounting.order.plan import Extent
 from torchtally.proof import digest, drop_counts, rules
 from torchtally.proof.contract import Contract
 from torchtally.proof.digest import Digest
-from torchtally.proof.integers import are_in
 from torchtally.proof.order import Order, sizes_of
-from torchtally.proof.rules import HUGE, MANY, Rule, Values
 from torchtally.proof.shard_sizes import ShardSizes, stated_runs
 from torchtally.proof.worlds import World
 
 VERSION = 1
 Hash = tuple[str, int, int]  # of a parameter: data type, number of values, and the hash of these
-
-
-def _or_null(rule: Rule) -> Rule:
-    """The rule of a field that can also be null."""
-    return lambda line, name: None if line.values.get(name, "") is None else rule(line, name)
-
-
-def _numbers(allowed: str, *ranges: range) -> Rule:
-    """The rule of a list of a few whole numbers."""
-
-    def rule(line: Values, name: str) -> tuple[int, ...]:
-        if are_in(value := line.values.get(name), *ranges):
-            return tuple(value)
-        raise line.bad(name, allowed)
-
-    return rule
-
-
-_drawn, _digest = _numbers("[samples, hash]", range(HUGE), range(HUGE)), _or_null(rules.packed_digest)
-_end = _or_null(_numbers("[epoch, position] or null", range(MANY + 1), range(HUGE)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,13 +30,13 @@ class Position:
     In an order that is drawn, `start` is a number of batches, and `batch` the size of the largest step.
     """
 
-    epoch: Annotated[int, rules.integer(1, MANY)]
-    start: Annotated[int, rules.integer(0, HUGE)]
-    steps: Annotated[int, rules.integer(0, HUGE)]
-    batch: Annotated[int, rules.integer(1, HUGE)]  # samples a step, of all ranks together
-    world: Annotated[int, rules.world]
-    dropped: Annotated[bytes | None, _digest] = None  # digest of what the program has dropped in the epoch so far
-    drawn: Annotated[tuple[int, int] | None, _drawn] = None  # of the steps, in an order that is drawn: `Draw.drawn`
+    epoch: int
+    start: int
+    steps: int
+    batch: int  # samples a step, of all ranks together
+    world: int
+    dropped: bytes | None = None  # digest of what the program has dropped in the epoch so far
+    drawn: tuple[int, int] | None = None  # of the steps, in an order that is drawn: `Draw.drawn`
 
     @property
     def consumed(self) -> int:
@@ -66,83 +46,29 @@ class Position:
         return self.start + self.steps * self.batch
 
 
-def _position(line: Values, name: str) -> Position:
-    value = line.values.get(name)
-    if not isinstance(value, dict):
-        raise line.bad(name, "an object or null")
-    return Position(**rules.checked(Position, Values(value, f"{name}.")))
-
-
-def _positions(line: Values, name: str) -> tuple[Position, ...]:
-    value = line.values.get(name)
-    if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
-        raise line.bad(name, "a list of objects")
-    return tuple(_position(Values({name: each}), name) for each in value)
-
-
-def _contents(line: Values, name: str) -> tuple[tuple[int, ...], ...]:
-    value = line.values.get(name)
-    if isinstance(value, list) and all(
-        isinstance(each, list) and are_in(each, *[range(HUGE)] * len(each)) for each in value
-    ):
-        return tuple(map(tuple, value))
-    raise line.bad(name, "a list of lists of whole numbers")
-
-
-def _worlds(line: Values, name: str) -> tuple[World, ...]:
-    value, allowed = line.values.get(name), (range(MANY + 1), range(HUGE), range(MANY + 1))
-    if isinstance(value, list) and value and all(are_in(each, *allowed) for each in value):
-        return tuple((epoch, position, ranks) for epoch, position, ranks in value)
-    raise line.bad(name, "a list of [epoch, position, ranks]")
-
-
-def _extents(line: Values, name: str) -> dict[str, Extent]:
-    value, given = line.values.get(name), line.values.get("plan")
-    stated = value if isinstance(value, dict) and isinstance(given, dict) and value.keys() == given.keys() else None
-    if stated is not None and all(_is_extent(each) for each in stated.values()):
-        return {phase: (epochs, end) for phase, (epochs, end) in stated.items()}
-    raise line.bad(name, "an object that gives each phase of the plan [epochs, end]")
-
-
-def _is_extent(value: Any) -> bool:
-    if not isinstance(value, list) or len(value) != 2:
-        return False
-    epochs, end = value
-    return type(epochs) is int and 0 <= epochs <= MANY and (end is None or (type(end) is int and 0 < end < HUGE))
-
-
-def _given(line: Values, name: str) -> dict[str, Any]:
-    value = line.values.get(name)
-    if isinstance(value, dict):
-        return value
-    raise line.bad(name, "an object that gives each phase its plan")
-
-
 @dataclass(frozen=True, kw_only=True)
 class PhaseState:
     """A phase: its data, what its completed epochs have consumed, and the position in the epoch after those."""
 
-    n: Annotated[int, rules.samples]
-    contract: Annotated[Contract, rules.contract]
-    order: Annotated[str, rules.order]
-    data: Annotated[str, rules.text]
-    completed: Annotated[int, rules.integer(0, MANY)]  # epochs
-    consumed: Annotated[int, rules.integer(0, HUGE * MANY)]  # samples in those
-    digest: Annotated[bytes, rules.packed_digest]  # of those, folded
-    worlds: Annotated[tuple[World, ...], _worlds]
-    end: Annotated[tuple[int, int] | None, _end]  # epoch and position where the phase has ended before its plan
-    position: Annotated[Position | None, _or_null(_position)]  # None between two epochs
-    sizes: Annotated[ShardSizes | None, rules.shard_sizes] = None  # that the order names; in a text, if there is room
-    dropped: Annotated[int, rules.integer(0, HUGE * MANY)] = 0  # samples in the completed epochs, by the program
-    dropped_digest: Annotated[bytes | None, _digest] = None  # of those, folded
-    dropped_in: Annotated[drop_counts.Runs, drop_counts.in_epochs] = ()  # the same by epoch; empty if not known
-    drawn: Annotated[int, rules.integer(0, HUGE * MANY)] = (
-        0  # samples of completed epochs whose lines have drawn_digest
-    )
-    drawn_digest: Annotated[bytes | None, _digest] = None  # of those, folded
-    before: Annotated[int | None, rules.integer(0, MANY)] = None  # epochs made before the first of `Account.epochs`
-    contents: Annotated[tuple[tuple[int, ...], ...], _contents] = ()  # of a few samples, as `guards.contents` has them
-    ahead: Annotated[tuple[Position, ...], _positions] = ()  # in the epochs after that of `position`, if it is complete
+    n: int
+    contract: Contract
+    order: str
+    data: str
+    completed: int  # epochs
+    consumed: int  # samples in those
+    digest: bytes  # of those, folded
+    worlds: tuple[World, ...]
+    end: tuple[int, int] | None  # epoch and position where the phase has ended before its plan
+    position: Position | None  # None between two epochs
+    sizes: ShardSizes | None = None  # that the order names; in a text, if there is room
+    dropped: int = 0  # samples in the completed epochs, by the program
+    dropped_digest: bytes | None = None  # of those, folded
+    dropped_in: drop_counts.Runs = ()  # the same by epoch; empty if not known
+    drawn: int = 0  # samples of completed epochs whose lines have drawn_digest
+    drawn_digest: bytes | None = None  # of those, folded
+    before: int | None = None  # epochs made before the first of `Account.epochs`
+    contents: tuple[tuple[int, ...], ...] = ()  # of a few samples, as `guards.contents` has them
+    ahead: tuple[Position, ...] = ()  # in the epochs after that of `position`, if it is complete
 
     @classmethod
     def beginning(cls, *, n: int, contract: Contract, order: Order, data: str) -> Self:
@@ -217,29 +143,6 @@ def _folded(before: bytes | None, line: Mapping[str, Any], name: str) -> bytes |
     return found.packed if any(found.words) else None
 
 
-def _phases(line: Values, name: str) -> dict[str, PhaseState]:
-    value, planned = line.values.get(name), _given(line, "plan")
-    if not isinstance(value, dict) or not value.keys() <= planned.keys():
-        raise line.bad(name, "an object of the plan's phases")
-    found = {}
-    for phase, own in value.items():
-        if not isinstance(own, dict):
-            raise Values(value, f"{name}.").bad(phase, "an object")
-        found[phase] = PhaseState(**rules.checked(PhaseState, Values(own, f"{name}.{phase}.")))
-    return found
-
-
-def _weights(line: Values, name: str) -> tuple[Hash, ...]:
-    value = line.values.get(name)
-    if isinstance(value, list) and all(_is_hash(each) for each in value):
-        return tuple((kind, size, found) for kind, size, found in value)
-    raise line.bad(name, "a list of [data type, number of values, hash]")
-
-
-def _is_hash(value: Any) -> bool:
-    return isinstance(value, list) and [type(each) for each in value] == [str, int, int]
-
-
 def _stated(part: Any) -> Any:
     """A part of a state as JSON has it. A field that has its default is left out."""
     if isinstance(part, bytes):
@@ -256,23 +159,52 @@ def _stated(part: Any) -> Any:
     return {each.name: value for each, value in found.items() if value != _stated(each.default)}
 
 
+def _read(hint: Any, value: Any, name: str) -> Any:
+    """A part of a state, of this type, from what `_stated` has made of it. Raises ValueError that names it."""
+    kind, inner = get_origin(hint) or hint, get_args(hint)
+    if is_dataclass(kind) and kind is not ShardSizes and isinstance(value, dict):
+        hints, within = get_type_hints(kind), f"{name}." if name else ""
+        if lacks := [each.name for each in fields(kind) if each.default is MISSING and each.name not in value]:
+            raise ValueError(f'"{within}{lacks[0]}" is missing')
+        own = {each: _read(hints[each], value[each], f"{within}{each}") for each in hints if each in value}
+        return kind(**own)  # type: ignore[operator]
+    for each in inner if kind in (Union, UnionType) else ():
+        with contextlib.suppress(ValueError):
+            return _read(each, value, name)
+    if kind is Mapping and isinstance(value, dict):
+        return {key: _read(inner[1], each, f"{name}.{key}") for key, each in value.items()}
+    if kind is tuple and isinstance(value, list):
+        kinds = inner[:1] * len(value) if inner[-1] is Ellipsis else inner
+        if len(kinds) == len(value):
+            return tuple(_read(each, own, name) for each, own in zip(kinds, value, strict=True))
+    with contextlib.suppress(ValueError):
+        if kind is ShardSizes:
+            return ShardSizes.of_runs(value)
+        if kind is bytes and isinstance(value, str):
+            return digest.parse(value).packed
+    fits = type(value) is kind and (kind is not int or value >= 0)
+    if (fits and kind in (int, str, NoneType)) or kind is Any or (kind is Literal and value in inner):
+        return value
+    raise ValueError(f'"{name}" is {rules.show(value)}, which no state has')
+
+
 @dataclass(frozen=True, kw_only=True)
 class State:
     """The state of a run: its identity, and how far each phase is."""
 
-    run: Annotated[str, rules.text]
-    attempt: Annotated[int, rules.attempt]
-    task: Annotated[str, rules.text]
-    seed: Annotated[int, rules.seed]
-    plan: Annotated[Mapping[str, Any], _given]  # as the program has given it
-    extents: Annotated[Mapping[str, Extent], _extents]  # how far it reaches, with the batch of the beginning
-    stopped: Annotated[str | None, _or_null(rules.text)]
-    phases: Annotated[Mapping[str, PhaseState], _phases]  # those that have begun
+    run: str
+    attempt: int
+    task: str
+    seed: int
+    plan: Mapping[str, Any]  # as the program has given it
+    extents: Mapping[str, Extent]  # how far it reaches, with the batch of the beginning
+    stopped: str | None
+    phases: Mapping[str, PhaseState]  # those that have begun
     # The epoch in whose batch loop the state was made, if the phases do not show it: a resume finishes its body.
-    unfinished: Annotated[int | None, rules.integer(1, MANY)] = None
-    over: Annotated[int | None, rules.integer(1, MANY)] = None  # the completed epoch whose body the program has left
-    weights: Annotated[tuple[Hash, ...], _weights] = ()  # a few parameters of the same moment
-    caveats: Annotated[tuple[str, ...], rules.texts] = ()  # what the run's last line says beside its proof
+    unfinished: int | None = None
+    over: int | None = None  # the completed epoch whose body the program has left
+    weights: tuple[Hash, ...] = ()  # a few parameters of the same moment
+    caveats: tuple[str, ...] = ()  # what the run's last line says beside its proof
 
     @property
     def reached(self) -> tuple[int, int]:
@@ -299,4 +231,5 @@ class State:
             raise ValueError(f"it must be an object, not {rules.short(text, 60)!r}")
         if values.get("v") != VERSION:
             raise ValueError(f"its version is {rules.show(values.get('v'))}, and this release reads {VERSION}")
-        return cls(**rules.checked(cls, Values(values)))
+        found: Self = _read(cls, values, "")
+        return found

@@ -111,19 +111,7 @@ class Draw:
 
 
 class DrawnSampler:
-    """The order of a phase whose samples the program's own sampler draws: a Sampler.
-
-    Args:
-        name: The phase.
-        source: The program's sampler.
-        contract: `exact`, or `as_drawn`.
-        batch_size: Samples of a batch, if all have as many.
-        seed: Seed of the account.
-        rank: This process's rank among those that share the samples.
-        world: Number of those.
-        leads: Whether this process draws for its peers, which receive the same samples.
-        group: All processes.
-    """
+    """The order of a phase whose samples the program's own sampler draws: a Sampler."""
 
     order: Order = DRAWN
 

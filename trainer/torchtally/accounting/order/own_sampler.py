@@ -20,11 +20,6 @@ class Source:
 
     It must depend on its seed, on the epoch, and on the number of epochs that it has drawn alone. `set_epoch` is called
     where it has that, and the generators of torch, NumPy and Python are seeded for each draw, the same on all ranks.
-
-    Args:
-        n: Number of samples of the dataset.
-        batches: What yields the lists of indices of an epoch.
-        seed: A number of the phase.
     """
 
     def __init__(self, n: int, batches: Iterable[Any], seed: int):

@@ -26,17 +26,7 @@ def write(
     training: Mapping[str, Any] | None = None,
     epochs: Sequence[Mapping[str, Any]] | None = None,
 ) -> None:
-    """Write the proof of files that are there, atomically. Raises OSError.
-
-    Args:
-        path: The file to write.
-        subjects: The hexadecimal digits of the SHA-256 of each file, by name.
-        lines: Lines of ranks, and of all together.
-        last: The run's last line.
-        checkpoint: Name and SHA-256 of the checkpoint with the same weights.
-        training: The options of a built-in task.
-        epochs: Its results.
-    """
+    """Write the proof of files that are there, atomically. Raises OSError."""
     every = [*lines]
     texts = [*map(to_text, every), to_text(last)]
     found = Predicate(

@@ -10,9 +10,6 @@ from torchtally.checkpoints.stopping import Stopping
 class Asked:
     """The ranks of one start are asked between steps, from the first call on.
 
-    Args:
-        everyone: All processes.
-
     Attributes:
         number: The number of the signal that some rank has received, once all ranks know.
         saved: Whether the program has taken a state on this rank since then.

@@ -59,16 +59,6 @@ def _device(process: Process) -> torch.device:
 class Attempt:
     """One start of a run. Making one is a collective call of all processes.
 
-    Args:
-        task: Name of the run.
-        plan: The plan of each phase, as JSON has it.
-        seed: Seed of the order of samples.
-        group: The ranks that share the samples.
-        anew: Whether a restart that loads no state begins anew.
-        process: This process.
-        problem: What is wrong with its arguments or its environment.
-        off: Names of the guards that are switched off.
-
     Attributes:
         anew: Whether the weights are those of a beginning, by the program's word or for want of a checkpoint.
         resumes: Whether the program has been given a checkpoint to load.

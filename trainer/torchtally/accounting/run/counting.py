@@ -46,15 +46,6 @@ _LEFT_OUT = "its step was left out, as where gradients overflow"
 class Counting:
     """What one start of a run counts.
 
-    Args:
-        attempt: That start.
-        progress: How far the run is.
-        phases: Its phases, and their epochs in progress.
-        guards: Told of steps and epochs, for what the ledger cannot know.
-        reports: On the process that prints for all.
-        pace: On the first rank of a pod.
-        exporter: As well, if metrics are requested.
-
     Attributes:
         checkpoints: Told of each commit and each batch, if there are any.
         asked: Whether to stop, where there are none.
@@ -391,12 +382,7 @@ class Counting:
             self._progress.waiting[phase] = len(epochs)
 
     def finish(self, discarded: int, model: str | None) -> dict[str, Any] | None:
-        """Prove what is left; print and return the last line of the run. Raises Unproven and Refused.
-
-        Args:
-            discarded: Samples known to be lost with restarts.
-            model: Hash of the model's file.
-        """
+        """Prove what is left; print and return the last line of the run. Raises Unproven and Refused."""
         self.catch_up()
         for phase in [*self._phases.open]:
             self.settle(phase, ends=True)
@@ -483,12 +469,12 @@ class Counting:
             )
         self._stepped |= bool(phases) and self._left_over is not None
         evaluates = None
-        if not phases:
-            open_epochs = self._phases.in_progress
-            for each in open_epochs if any(group.get("lr") != 0 for group in optimizer.param_groups) else ():
+        # At a rate of 0, PyTorch's checkpoints let an optimizer make its state.
+        if not phases and any(group.get("lr") != 0 for group in optimizer.param_groups):
+            for each in self._phases.in_progress:
                 each.touched = True
             if not self._pending:
-                evaluates = next((each.name for each in open_epochs if each.handed > each.counted), None)
+                evaluates = next((each.name for each in self._phases.in_progress if each.handed > each.counted), None)
         self._guards.has_stepped(optimizer, phases, evaluates)
 
     def _close(self, current: EpochInProgress) -> None:
