@@ -2,7 +2,6 @@
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Self
 
@@ -17,12 +16,17 @@ MOST = 1 << 24  # shard files: the order's arrays then take half a gigabyte
 STATED = 1024  # runs that a line or a state has at most: it then stays under 16 KB, at which runtimes cut lines
 
 
-@dataclass(frozen=True)
 class ShardSizes:
     """Sizes of consecutive shard files. Where only the fingerprint is known, `array` is None."""
 
-    fingerprint: str
-    array: Indices | None = field(default=None, compare=False, repr=False)
+    def __init__(self, fingerprint: str, array: Indices | None = None) -> None:
+        self.fingerprint, self.array = fingerprint, array
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ShardSizes) and self.fingerprint == other.fingerprint
+
+    def __hash__(self) -> int:
+        return hash(self.fingerprint)
 
     @classmethod
     def of(cls, sizes: Sequence[int]) -> Self:

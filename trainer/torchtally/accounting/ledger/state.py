@@ -4,12 +4,13 @@ It is the same on every rank. Which samples are in the weights follows from it, 
 epoch in progress is computed again from the position.
 """
 
-import contextlib
 import json
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
-from types import NoneType, UnionType
-from typing import Any, Literal, Self, Union, get_args, get_origin, get_type_hints
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Self
+
+import msgspec
+from msgspec import Meta
 
 from torchtally.accounting.order.plan import Extent
 from torchtally.proof import digest, drop_counts, rules
@@ -21,6 +22,9 @@ from torchtally.proof.worlds import World
 
 VERSION = 1
 Hash = tuple[str, int, int]  # of a parameter: data type, number of values, and the hash of these
+Whole = Annotated[int, Meta(ge=0)]
+Epochs = Annotated[int, Meta(ge=0, le=rules.MANY)]
+Packed = Annotated[bytes, Meta(min_length=8 * digest.WORDS, max_length=8 * digest.WORDS)]  # a digest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,13 +34,13 @@ class Position:
     In an order that is drawn, `start` is a number of batches, and `batch` the size of the largest step.
     """
 
-    epoch: int
-    start: int
-    steps: int
-    batch: int  # samples a step, of all ranks together
-    world: int
-    dropped: bytes | None = None  # digest of what the program has dropped in the epoch so far
-    drawn: tuple[int, int] | None = None  # of the steps, in an order that is drawn: `Draw.drawn`
+    epoch: Epochs
+    start: Whole
+    steps: Whole
+    batch: Annotated[int, Meta(ge=1)]  # samples a step, of all ranks together
+    world: Annotated[int, Meta(ge=1, le=rules.MANY)]
+    dropped: Packed | None = None  # digest of what the program has dropped in the epoch so far
+    drawn: tuple[Whole, Whole] | None = None  # of the steps, in an order that is drawn: `Draw.drawn`
 
     @property
     def consumed(self) -> int:
@@ -50,23 +54,23 @@ class Position:
 class PhaseState:
     """A phase: its data, what its completed epochs have consumed, and the position in the epoch after those."""
 
-    n: int
+    n: Annotated[int, Meta(ge=1)]
     contract: Contract
     order: str
     data: str
-    completed: int  # epochs
-    consumed: int  # samples in those
-    digest: bytes  # of those, folded
+    completed: Epochs  # epochs
+    consumed: Whole  # samples in those
+    digest: Packed  # of those, folded
     worlds: tuple[World, ...]
-    end: tuple[int, int] | None  # epoch and position where the phase has ended before its plan
+    end: tuple[Epochs, Whole] | None  # epoch and position where the phase has ended before its plan
     position: Position | None  # None between two epochs
     sizes: ShardSizes | None = None  # that the order names; in a text, if there is room
-    dropped: int = 0  # samples in the completed epochs, by the program
-    dropped_digest: bytes | None = None  # of those, folded
+    dropped: Whole = 0  # samples in the completed epochs, by the program
+    dropped_digest: Packed | None = None  # of those, folded
     dropped_in: drop_counts.Runs = ()  # the same by epoch; empty if not known
-    drawn: int = 0  # samples of completed epochs whose lines have drawn_digest
-    drawn_digest: bytes | None = None  # of those, folded
-    before: int | None = None  # epochs made before the first of `Account.epochs`
+    drawn: Whole = 0  # samples of completed epochs whose lines have drawn_digest
+    drawn_digest: Packed | None = None  # of those, folded
+    before: Epochs | None = None  # epochs made before the first of `Account.epochs`
     contents: tuple[tuple[int, ...], ...] = ()  # of a few samples, as `guards.contents` has them
     ahead: tuple[Position, ...] = ()  # in the epochs after that of `position`, if it is complete
 
@@ -143,66 +147,21 @@ def _folded(before: bytes | None, line: Mapping[str, Any], name: str) -> bytes |
     return found.packed if any(found.words) else None
 
 
-def _stated(part: Any) -> Any:
-    """A part of a state as JSON has it. A field that has its default is left out."""
-    if isinstance(part, bytes):
-        return digest.as_text(part)
-    if isinstance(part, ShardSizes):
-        return stated_runs(part)
-    if isinstance(part, Mapping):
-        return {name: _stated(each) for name, each in part.items()}
-    if isinstance(part, tuple):
-        return [*map(_stated, part)]
-    if not is_dataclass(part):
-        return part
-    found = {each: _stated(getattr(part, each.name)) for each in fields(part)}
-    return {each.name: value for each, value in found.items() if value != _stated(each.default)}
-
-
-def _read(hint: Any, value: Any, name: str) -> Any:
-    """A part of a state, of this type, from what `_stated` has made of it. Raises ValueError that names it."""
-    kind, inner = get_origin(hint) or hint, get_args(hint)
-    if is_dataclass(kind) and kind is not ShardSizes and isinstance(value, dict):
-        hints, within = get_type_hints(kind), f"{name}." if name else ""
-        if lacks := [each.name for each in fields(kind) if each.default is MISSING and each.name not in value]:
-            raise ValueError(f'"{within}{lacks[0]}" is missing')
-        own = {each: _read(hints[each], value[each], f"{within}{each}") for each in hints if each in value}
-        return kind(**own)  # type: ignore[operator]
-    for each in inner if kind in (Union, UnionType) else ():
-        with contextlib.suppress(ValueError):
-            return _read(each, value, name)
-    if kind is Mapping and isinstance(value, dict):
-        return {key: _read(inner[1], each, f"{name}.{key}") for key, each in value.items()}
-    if kind is tuple and isinstance(value, list):
-        kinds = inner[:1] * len(value) if inner[-1] is Ellipsis else inner
-        if len(kinds) == len(value):
-            return tuple(_read(each, own, name) for each, own in zip(kinds, value, strict=True))
-    with contextlib.suppress(ValueError):
-        if kind is ShardSizes:
-            return ShardSizes.of_runs(value)
-        if kind is bytes and isinstance(value, str):
-            return digest.parse(value).packed
-    fits = type(value) is kind and (kind is not int or value >= 0)
-    if (fits and kind in (int, str, NoneType)) or kind is Any or (kind is Literal and value in inner):
-        return value
-    raise ValueError(f'"{name}" is {rules.show(value)}, which no state has')
-
-
 @dataclass(frozen=True, kw_only=True)
 class State:
     """The state of a run: its identity, and how far each phase is."""
 
     run: str
-    attempt: int
+    attempt: Whole
     task: str
-    seed: int
+    seed: Whole
     plan: Mapping[str, Any]  # as the program has given it
     extents: Mapping[str, Extent]  # how far it reaches, with the batch of the beginning
     stopped: str | None
     phases: Mapping[str, PhaseState]  # those that have begun
     # The epoch in whose batch loop the state was made, if the phases do not show it: a resume finishes its body.
-    unfinished: int | None = None
-    over: int | None = None  # the completed epoch whose body the program has left
+    unfinished: Epochs | None = None
+    over: Epochs | None = None  # the completed epoch whose body the program has left
     weights: tuple[Hash, ...] = ()  # a few parameters of the same moment
     caveats: tuple[str, ...] = ()  # what the run's last line says beside its proof
 
@@ -216,7 +175,7 @@ class State:
 
     def to_text(self) -> str:
         """The state as JSON."""
-        return json.dumps({"v": VERSION, **_stated(self)}, separators=(",", ":"))
+        return json.dumps({"v": VERSION, **msgspec.to_builtins(self, enc_hook=stated_runs)}, separators=(",", ":"))
 
     @classmethod
     def from_text(cls, text: object) -> Self:
@@ -231,5 +190,7 @@ class State:
             raise ValueError(f"it must be an object, not {rules.short(text, 60)!r}")
         if values.get("v") != VERSION:
             raise ValueError(f"its version is {rules.show(values.get('v'))}, and this release reads {VERSION}")
-        found: Self = _read(cls, values, "")
-        return found
+        try:
+            return msgspec.convert(values, cls, dec_hook=lambda _, runs: ShardSizes.of_runs(runs))
+        except msgspec.ValidationError as error:
+            raise ValueError(f"no state has this: {error}") from None
