@@ -211,16 +211,19 @@ class Complete(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class Stuck(Event):
-    """The ranks of a pod take no batch. The pod's entry point has written their stacks."""
+    """The ranks of a pod take no batch, or use no CPU. The pod's entry point has written their stacks."""
 
-    seconds: Annotated[float | None, "time without a batch; null: the ranks are killed, as another pod has failed"]
+    seconds: Annotated[
+        float | None,
+        "time without a batch, or a CPU; null: the ranks are killed, as another pod has failed",
+    ]
     stands: Annotated[str, "where the ranks stand, of all pods that have told it"]
     stacks: Annotated[str | None, "file with the stacks; null if it could not be written"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Continued(Event):
-    """The ranks of a pod that has reported `stuck` take batches again."""
+    """The ranks of a pod that has reported `stuck` go on."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,6 +15,7 @@ from torchtally.pod import hang, stacks
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="a signal for the stacks is Linux's alone")
 
+OBSERVER = Path(__file__).parents[3] / "trainer/torchtally_observer"
 SCRIPT = """
 import sys, time
 from datetime import timedelta
@@ -144,14 +145,16 @@ while time.process_time() < began + 1:  # the pods see that they compute
 """
 
 
-@pytest.mark.parametrize("wrapped", [False, True])
+@pytest.mark.parametrize("how", ["observed", "not observed", pytest.param("wrapped", marks=pytest.mark.nightly)])
 def test_ranks_that_stand_still_before_a_first_batch_are_told_and_not_ended(
-    two: launched.Job, tmp_path: Path, wrapped: bool
+    two: launched.Job, tmp_path: Path, how: str
 ) -> None:
-    """Also where a program starts Python, and its first Python has ended."""
+    """Also where nobody observes them, and where a program starts Python, whose first one has ended."""
     (path := tmp_path / "stands.py").write_text(STANDS.format(end=tmp_path / "end"))
     shell = launched.shell(f"{sys.executable} -c 'print()'; {sys.executable} {path}")
-    pods = two.all(shell if wrapped else ["run", str(path)])
+    places = [str(OBSERVER), str(OBSERVER.parent)]  # as without an installation, whose .pth file does the same
+    more = {"TORCHTALLY_OBSERVE": "never", "PYTHONPATH": os.pathsep.join(places)} if how == "not observed" else {}
+    pods = two.all(shell if how == "wrapped" else ["run", str(path)], **more)
     for pod in pods:
         launched.until("it is told", lambda pod=pod: re.search(r"stands in downloads \(stands.py:", pod.errors))
     (tmp_path / "end").touch()
