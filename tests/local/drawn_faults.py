@@ -102,7 +102,8 @@ def schedule(seed: int) -> list[Strike]:
 
 
 def _signal(part: Part, number: signal.Signals, training: Any, pod: str) -> None:
-    training.process(pod, part).send_signal(number)
+    with suppress(psutil.NoSuchProcess):  # the fault before has just ended it
+        training.process(pod, part).send_signal(number)
 
 
 def _kill_the_rank(training: Any, pod: str) -> None:
