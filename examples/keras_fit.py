@@ -20,7 +20,7 @@ from torchtally import Account, evaluate
 from torchtally.datasets import idx
 from torchtally.distributed import running_stats
 from torchtally.environment import Places
-from torchtally.integrations.keras import AccountCallback, Batches
+from torchtally.integrations.keras import AccountCallback, BackupAndRestore, Batches
 from torchtally.tasks.keras_mnist import task as keras_mnist
 from torchtally.training.task import Samples
 
@@ -81,12 +81,13 @@ def main(most: int) -> None:
         falling = keras.optimizers.schedules.PolynomialDecay(6e-3, EPOCHS * len(train_loader), end_learning_rate=0)
         model.compile(keras.optimizers.Adam(falling), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
         model.test_on_batch(train[0][0][None], train[0][1][None])  # builds it; fit() would consume a batch
+        backup = BackupAndRestore(account, places.output / "backup", save_freq=50, double_checkpoint=True)
         model.fit(
             Batches(train_loader),
             epochs=EPOCHS,
             shuffle=False,  # the order is the account's
             verbose=0,
-            callbacks=[AccountCallback(account, model), Test(account, test_loader, len(test))],
+            callbacks=[AccountCallback(account, model), backup, Test(account, test_loader, len(test))],
         )
         if account.rank == 0:
             places.output.mkdir(parents=True, exist_ok=True)

@@ -3,12 +3,13 @@
 import hashlib
 import json
 import re
+import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from cluster import KIND_VALUES, ROOT, Namespace, own_program
+from cluster import KIND_VALUES, ROOT, Namespace, data_values, own_program
 from faults import MASTER
 from safetensors.torch import load_file
 from torch import Tensor
@@ -22,6 +23,7 @@ class Training:
     whole: str  # pattern of a path below /: of a file that each whole checkpoint has, and no other
     result: Callable[[Path, str], str]  # of the output's folder and the master's log
     libraries: tuple[str, ...] = ()  # which the image lacks
+    data: str | None = None  # of the nodes
 
     def start(self, namespace: Namespace, *options: str, image: str | None = None) -> None:
         command = own_program("python", f"/files/{self.script}", *self.arguments)
@@ -30,7 +32,8 @@ class Training:
         shared = ["--set", "model.accessMode=ReadWriteMany"]
         libraries = [{"name": "PYTHONPATH", "value": "/libraries"}] if self.libraries else []
         env = ["--set-json", f"env={json.dumps(libraries)}"]
-        namespace.install(*KIND_VALUES, *script, *shared, *command, *env, *options, image=image)
+        data = data_values(self.data) if self.data else []
+        namespace.install(*KIND_VALUES, *script, *shared, *command, *env, *data, *options, image=image)
 
     def outcome(self, namespace: Namespace) -> str:
         """What follows from the weights, once the job has succeeded."""
@@ -61,6 +64,10 @@ def _newest(folders: str) -> Callable[[Path, str], str]:
 def _of_lightning(output: Path, log: str) -> str:
     # The file is the test's own, and holds Lightning's classes.
     return _hash(torch.load(output / "lightning/last.ckpt", weights_only=False)["state_dict"])
+
+
+def _of_keras(output: Path, log: str) -> str:
+    return hashlib.sha256(zipfile.ZipFile(output / "model.keras").read("model.weights.h5")).hexdigest()
 
 
 def _factors(output: Path, log: str) -> str:
@@ -99,6 +106,15 @@ LIGHTNING = Training(
     result=_of_lightning,
     libraries=("lightning",),
 )
+KERAS = Training(
+    name="Keras",
+    script="keras_fit.py",
+    arguments=("--samples", "20000"),
+    whole="output/backup/*.weights.h5",
+    result=_of_keras,
+    libraries=("keras",),
+    data="mnist",
+)
 MDS = Training(
     name="MDS",
     script="mds.py",
@@ -107,6 +123,6 @@ MDS = Training(
     result=_factors,
     libraries=("mosaicml-streaming",),
 )
-TRAININGS = [GPT, TRANSFORMERS, ACCELERATE, LIGHTNING, MDS]
+TRAININGS = [GPT, TRANSFORMERS, ACCELERATE, LIGHTNING, KERAS, MDS]
 LIBRARIES = {library for training in TRAININGS for library in training.libraries}
 IN_THE_IMAGE = ["numpy", "torch", "torchvision"]  # and a second one beside it would be taken in its place

@@ -20,6 +20,7 @@ OPTIONS = ["--set", "restartPolicy=OnFailure,model.accessMode=ReadWriteOnce"]
         pytest.param(own.LIGHTNING, id="lightning"),
         pytest.param(own.TRANSFORMERS, id="trainer", marks=pytest.mark.nightly),
         pytest.param(own.ACCELERATE, id="accelerate", marks=pytest.mark.nightly),
+        pytest.param(own.KERAS, id="keras", marks=pytest.mark.nightly),
     ],
 )
 def test_a_drain_costs_no_step(

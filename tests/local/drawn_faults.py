@@ -3,6 +3,7 @@
 import signal
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from random import Random
@@ -101,7 +102,8 @@ def schedule(seed: int) -> list[Strike]:
 
 
 def _signal(part: Part, number: signal.Signals, training: Any, pod: str) -> None:
-    training.process(pod, part).send_signal(number)
+    with suppress(psutil.NoSuchProcess):  # the fault before has just ended it
+        training.process(pod, part).send_signal(number)
 
 
 def _kill_the_rank(training: Any, pod: str) -> None:
@@ -161,12 +163,16 @@ def _damage_the_newest_checkpoint(training: Any, pod: str) -> None:
 
 
 def _fill_the_folder(training: Any, pod: str) -> None:
-    """By a limit on the size of files, and then the pod is gone."""
-    for each in training.pods:
-        training.process(each, rank).rlimit(psutil.RLIMIT_FSIZE, (1 << 12, psutil.RLIM_INFINITY))
+    """By a limit on the size of files, and then the pod is gone, and there is room for the others again."""
+    ranks = [training.process(each, rank) for each in training.pods]
+    for each in ranks:
+        each.rlimit(psutil.RLIMIT_FSIZE, (1 << 12, psutil.RLIM_INFINITY))
     training.go_on()
     time.sleep(0.5)
     _kill_the_pod(training, pod)
+    for each in ranks:
+        with suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+            each.rlimit(psutil.RLIMIT_FSIZE, (psutil.RLIM_INFINITY,) * 2)
 
 
 def _slow_the_folder(training: Any, pod: str) -> None:

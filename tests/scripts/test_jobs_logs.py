@@ -96,6 +96,20 @@ def test_a_run_that_goes_on_after_a_kill(columns: int) -> None:
     assert drawn([*told.KILLED, *told.RESUMED], columns, Standing.RUNNING, 27) == SHOWN[columns]
 
 
+def test_a_failed_job_says_first_that_and_why_it_failed() -> None:
+    why = "rank 0 (demo-master-0) failed with exit code 1: KeyError: 'x'"
+    end = told.line(28, told.MASTER, events.Ended(code=1, kind="known", cause=why))
+    shown = drawn([*told.KILLED, *told.RESUMED, end], 120, Standing.FAILED, 60)
+    assert shown[:4] == [
+        "demo  stopped",
+        "run 3f9c2a7b10de, t, 2 ranks, attempt 2",
+        f"demo-master-0 ended with 1: {why}",
+        "reached epoch 2 of 2, step 1 of 3 (67%)",
+    ]
+    text = "\n".join(shown)
+    assert "left" not in text and "samples/s, " not in text and text.count("KeyError") == 1
+
+
 def test_one_fault_is_one_also_where_the_clock_of_a_pod_is_wrong() -> None:
     def shifted(line: str) -> str:
         prefix, _, text = line.partition("] ")

@@ -14,6 +14,7 @@ import pytest
 from answering import JOB, PODS, TRAIN_JOB, Server, pod, refusal
 from kubernetes.config import kube_config
 
+from torchtally import console
 from torchtally.cluster import wait
 from torchtally.commands import verify
 
@@ -199,6 +200,12 @@ def test_logs_that_never_come(server: Server, waiting: Any, monkeypatch: Any) ->
     server.answers[pod(PODS[2]) + "/log?container=pytorch"] = refusal(500, "no route to host")
     status, out, [said] = waiting()
     assert (status, out) == (2, "") and said.endswith("500 no route to host")
+
+
+def test_a_command_leaves_its_process_the_handler_of_signals() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    assert console.run("torchtally verify", lambda: 0) == 0
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_a_signal_ends_the_wait(server: Server) -> None:

@@ -36,6 +36,11 @@ def test_torch_has_the_name(name: str) -> None:
     resolved(name)
 
 
+@pytest.mark.parametrize("name", compat.OF_PYTHON)
+def test_python_has_the_name(name: str) -> None:
+    assert callable(pkgutil.resolve_name(name))
+
+
 @pytest.mark.parametrize(
     ("name", "parameters"),
     [

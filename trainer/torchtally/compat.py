@@ -1,13 +1,16 @@
-"""The private names of PyTorch that this package uses. Each may change with any release: tests/trainer/test_compat.py.
+"""The private names of PyTorch, and two of Python, that this package uses. Each may change with any release.
 
-Those of torchmetrics are in compat_torchmetrics.py, which is imported only where torchmetrics is used.
+tests/trainer/test_compat.py tells which has changed. Those of torchmetrics are in compat_torchmetrics.py, which is
+imported only where torchmetrics is used.
 """
 
+import atexit
 import contextlib
 import ctypes
 import importlib
 import os
 import socket
+import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
@@ -37,6 +40,7 @@ PRIVATE = (
     "torch.nn.modules.batchnorm:_BatchNorm",
     "torch.utils.data.dataloader:_MultiProcessingDataLoaderIter._shutdown_workers",
 )
+OF_PYTHON = ("threading:_shutdown", "atexit:_run_exitfuncs")
 LIBC10 = "lib/libc10.*"
 INIT_LOGGING = "_ZN3c1011initLoggingEv"  # c10::initLogging()
 
@@ -180,3 +184,13 @@ def silence_cpp_log() -> None:
         # It reads the variable. Set before torch is imported, the variable would hold for forked ranks, too.
         getattr(ctypes.CDLL(str(next(Path(torch.__file__).parent.glob(LIBC10)))), INIT_LOGGING)()
     del os.environ["TORCH_CPP_LOG_LEVEL"]  # the ranks have a log of their own
+
+
+def finish_python() -> None:
+    """Do what Python does first at its end: wait for threads, and call exit handlers.
+
+    No public name does it without what follows. Python takes its objects apart then, which in a forked rank copies the
+    memory that ranks share. To join all threads is not enough: those of executors wait to be told of the end.
+    """
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()

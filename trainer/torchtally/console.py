@@ -32,7 +32,7 @@ def run(command: str, main: Callable[[], int]) -> int:
     if sys.stdout is None:  # closed when Python started: a stream in its place, which fails at each write
         sys.stdout = os.fdopen(os.open(os.devnull, os.O_RDONLY), "w")
     # Without a handler, PID 1 of a container ignores it.
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a pod's name, or a ±, that the encoding cannot show
     try:
@@ -52,6 +52,7 @@ def run(command: str, main: Callable[[], int]) -> int:
                 print(f"{command}: {sentence}", file=sys.stderr)
         return 1
     finally:
+        signal.signal(signal.SIGTERM, before or signal.SIG_DFL)  # as the process had it
         _discard()
 
 

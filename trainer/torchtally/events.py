@@ -223,17 +223,17 @@ class Complete(Event, frozen=True, kw_only=True):
 
 
 class Stuck(Event, frozen=True, kw_only=True):
-    """The ranks of a pod take no batch. The pod's entry point has written their stacks."""
+    """The ranks of a pod take no batch, or use no CPU. The pod's entry point has written their stacks."""
 
     seconds: Annotated[
-        float | None, says("time without a batch; null: the ranks are killed, as another pod has failed")
+        float | None, says("time without a batch, or a CPU; null: the ranks are killed, as another pod has failed")
     ]
     stands: Annotated[str, says("where the ranks stand, of all pods that have told it")]
     stacks: Annotated[str | None, says("file with the stacks; null if it could not be written")]
 
 
 class Continued(Event, frozen=True, kw_only=True):
-    """The ranks of a pod that has reported `stuck` take batches again."""
+    """The ranks of a pod that has reported `stuck` continue."""
 
 
 class Observed(Event, frozen=True, kw_only=True):

@@ -1,9 +1,13 @@
-"""Starts an observation once PyTorch is imported. Until then, it is an entry in sys.meta_path, and imports nothing."""
+"""Starts an observation once PyTorch is imported. Until then, it is an entry in sys.meta_path.
+
+A rank of `torchtally run` is also made ready to say where it stands, observed or not. Nothing else is imported.
+"""
 
 import os
 import sys
 
 VARIABLE = "TORCHTALLY_OBSERVE"
+_STACKS = "TORCHTALLY_STACKS"
 _LOADER = "torch.utils.data.dataloader"
 _OPTIMIZER = "torch.optim.optimizer"
 
@@ -57,6 +61,10 @@ def _say_off(error):
 
 def start(default="never"):
     """Observe this process if TORCHTALLY_OBSERVE, or else the default, is `auto`. A second call does nothing."""
+    if _STACKS in os.environ:
+        from torchtally_observer import signs
+
+        signs.ready()
     if (os.environ.get(VARIABLE) or default) != "auto" or any(isinstance(each, _AfterImport) for each in sys.meta_path):
         return
     sys.meta_path.insert(0, _AfterImport())

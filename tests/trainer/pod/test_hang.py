@@ -15,6 +15,7 @@ from torchtally.pod import hang, stacks
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="a signal for the stacks is Linux's alone")
 
+OBSERVER = Path(__file__).parents[3] / "trainer/torchtally_observer"
 SCRIPT = """
 import sys, time
 from datetime import timedelta
@@ -60,7 +61,7 @@ def test_the_termination_message_says_where_each_rank_stood(two: launched.Job, t
     pods = two.all(command)
     assert [pod.wait() for pod in pods] == [203, 203], pods[0].errors
     for pod, name in zip(pods, ("demo-master-0", "demo-worker-0"), strict=True):
-        (told,) = reported(pod.errors, events.Stuck)
+        told = reported(pod.errors, events.Stuck)[-1]  # a rank that waits for the other one's start is told as well
         waits = r"rank 0( \(demo-master-0\))? stands in \w+ \((?!hangs)\w+.py:\d+\)"
         hangs = r"rank 1( \(demo-worker-0\))? stands in never_returns \(hangs.py:\d+\)"
         assert re.search(waits, told.stands) and re.search(hangs, told.stands), told
@@ -72,13 +73,13 @@ def test_the_termination_message_says_where_each_rank_stood(two: launched.Job, t
 
 def test_ranks_that_go_on_have_not_hung(two: launched.Job, tmp_path: Path) -> None:
     """Rank 1 rests until both pods have reported where the ranks stand."""
-    told = f"[' stands in ' in each.read_text() for each in Path({str(tmp_path)!r}).glob('*.err')] == [True, True]"
+    told = f"['taken a batch' in each.read_text() for each in Path({str(tmp_path)!r}).glob('*.err')] == [True, True]"
     command = script(tmp_path, f"from pathlib import Path; time.sleep(0.1)\n        if {told}: return", 100)
     pods = two.all(command)
     assert [pod.wait() for pod in pods] == [0, 0], pods[1].errors
     for pod in pods:
-        assert len(reported(pod.errors, events.Stuck)) == 1
-        assert len(reported(pod.errors, events.Continued)) == 1
+        assert pod.errors.count("taken a batch for 1 s") == 1
+        assert len(reported(pod.errors, events.Stuck)) == len(reported(pod.errors, events.Continued))
         assert "the ranks continue" in pod.errors and "Before:" not in pod.errors
 
 
@@ -115,15 +116,60 @@ def test_ranks_of_an_observed_script_that_have_unequal_batches_are_told_and_not_
     (path := tmp_path / "uneven.py").write_text(OBSERVED.format(end=tmp_path / "end"))
     pods = two.all(["run", str(path)])
     for pod in pods:
-        launched.until("it is told", lambda pod=pod: reported(pod.errors, events.Stuck))
+        launched.until("it is told", lambda pod=pod: "taken a batch for 1 s" in pod.errors)
     (tmp_path / "end").touch()
     assert [pod.wait() for pod in pods] == [0, 0], pods[1].errors
     for pod in pods:
-        (told,) = reported(pod.errors, events.Stuck)
+        told = reported(pod.errors, events.Stuck)[-1]
         assert re.search(r"rank 0( \(demo-master-0\))? stands in exports \(uneven.py:\d+\)", told.stands), told
         assert re.search(r"rank 1( \(demo-worker-0\))? stands in _engine_run_backward ", told.stands), told
         assert f"no rank of this pod has taken a batch for 1 s: {told.stands}" in pod.errors
-        assert len(reported(pod.errors, events.Continued)) == 1
+        assert len(reported(pod.errors, events.Stuck)) == len(reported(pod.errors, events.Continued))
+
+
+STANDS = """
+import os, time
+import torch.distributed as dist
+
+def downloads():
+    while not os.path.exists("{end}"):
+        time.sleep(0.1)
+
+dist.init_process_group("gloo")
+if dist.get_rank() == 1:
+    downloads()
+dist.barrier()
+began = time.process_time()
+while time.process_time() < began + 1:  # the pods see that they compute
+    pass
+"""
+
+
+@pytest.mark.parametrize("how", ["observed", "not observed", pytest.param("wrapped", marks=pytest.mark.nightly)])
+def test_ranks_that_stand_still_before_a_first_batch_are_told_and_not_ended(
+    two: launched.Job, tmp_path: Path, how: str
+) -> None:
+    """Also where nobody observes them, and where a program starts Python, whose first one has ended."""
+    (path := tmp_path / "stands.py").write_text(STANDS.format(end=tmp_path / "end"))
+    shell = launched.shell(f"{sys.executable} -c 'print()'; {sys.executable} {path}")
+    places = [str(OBSERVER), str(OBSERVER.parent)]  # as without an installation, whose .pth file does the same
+    more = {"TORCHTALLY_OBSERVE": "never", "PYTHONPATH": os.pathsep.join(places)} if how == "not observed" else {}
+    pods = two.all(shell if how == "wrapped" else ["run", str(path)], **more)
+    for pod in pods:
+        launched.until("it is told", lambda pod=pod: re.search(r"stands in downloads \(stands.py:", pod.errors))
+    (tmp_path / "end").touch()
+    assert [pod.wait() for pod in pods] == [0, 0], pods[1].errors
+    for pod in pods:
+        assert "the ranks of this pod have used almost no CPU for 1 s: rank " in pod.errors
+        assert re.search(r"rank 0( \(demo-master-0\))? stands in \w+ \(distributed_c10d.py:", pod.errors)
+        assert reported(pod.errors, events.Continued)
+
+
+def test_a_program_without_python_that_stands_still_is_told_by_its_name(alone: launched.Job, tmp_path: Path) -> None:
+    pod = alone.start(0, launched.shell(f"sleep 1000 & until [ -e {tmp_path}/end ]; do sleep 0.3; done; kill $!"))
+    launched.until("it is told", lambda: "rank 0 stands in the program sleep" in pod.errors)
+    (tmp_path / "end").touch()
+    assert pod.wait() == 0
 
 
 SIGNS = """

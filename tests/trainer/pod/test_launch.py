@@ -300,6 +300,22 @@ WAITING = START.format(
 )
 
 
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_pod_whose_ranks_have_succeeded_starts_again_with_the_master(
+    two: launched.Job, tmp_path: Path, killed: bool
+) -> None:
+    """A master that starts again would wait for ever for a worker that has ended with 0."""
+    done, end = tmp_path / "done", tmp_path / "end"
+    waits = f"until [ -e {end} ]; do sleep 0.1; done; exit 7"
+    pods = two.all(launched.shell(f"if [ $RANK = 1 ]; then touch {done}; exit 0; fi; {waits}"))
+    launched.until("rank 1 has succeeded", done.exists)
+    if killed:
+        pods[0].kill()
+    end.touch()
+    assert (pods[0].wait(), pods[1].wait()) == (-signal.SIGKILL if killed else 7, 203)
+    assert "demo-master-0" in pods[1].message
+
+
 @pytest.mark.parametrize("done", [0, 1])
 def test_sigterm_ends_a_pod_whose_ranks_have_succeeded_before_others(two: launched.Job, done: int) -> None:
     """torchrun would be deaf to it until the others have, too."""

@@ -110,7 +110,7 @@ def of(
         "proof": proof or stated(run, snapshot.observation),
         "pods": rows,
         "start": starting.of(snapshot.pods),
-        "straggler": _straggler(run) if run else None,
+        "straggler": _straggler(run) if run and standing is not Standing.FAILED else None,
         "restarts": snapshot.restarts,
         "cause": _cause(snapshot.pods),
         "silent": tuple(silent),
@@ -123,7 +123,8 @@ def of(
     written = [each for each in run.checkpoints if each.cause is None]
     failed = run.checkpoints[-1].cause if run.checkpoints else None
     epoch, share = _reached(run, report)
-    going = report if run.state is State.RUNNING else None
+    failed_job = standing is Standing.FAILED
+    going = report if run.state is State.RUNNING and not failed_job else None
     return Overview(
         **common,
         run=run.id,
@@ -137,7 +138,7 @@ def of(
         steps=report.steps if report and share != 1.0 else None,
         share=share,
         seconds_left=max(0.0, going.seconds_left - (at - going.time)) if going and going.seconds_left else None,
-        samples_per_second=_speed(report, results),
+        samples_per_second=None if failed_job else _speed(report, results),
         loss=_newer_loss(run, report),
         accuracy=results.test_accuracy if results else None,
         checkpoint=written[-1] if written else None,

@@ -66,9 +66,11 @@ def whole(overview: Overview, encoding: str, width: int) -> RenderableType:
 def line(overview: Overview) -> str:
     """One line, for a log."""
     parts = [f"{overview.job} is {overview.state}"]
+    if overview.standing is Standing.FAILED and overview.cause:
+        parts.append(overview.cause)
     if overview.epoch is not None and overview.epochs:
         step = f", step {overview.step} of {overview.steps}" if overview.step is not None else ""
-        parts.append(f"epoch {overview.epoch} of {overview.epochs}{step}")
+        parts.append(f"{_reached(overview)}epoch {overview.epoch} of {overview.epochs}{step}")
     parts += _numbers(overview)
     if overview.straggler:
         parts.append(_slowest(overview.straggler))
@@ -91,9 +93,13 @@ def _parts(overview: Overview, encoding: str, width: int) -> Iterator[Renderable
         ranks = f", {overview.world} ranks" if overview.world else ""
         again = f", attempt {overview.attempt + 1}" if overview.attempt else ""
         yield Text(f"run {overview.run}, {overview.task}{ranks}{again}", "dim")
+    failed = overview.standing is Standing.FAILED
+    if failed and overview.cause:
+        yield Text(overview.cause, "red")
     if overview.share is not None:
-        yield Text(_progress(overview, narrow=False))
-        yield _bar(overview.share, min(width, 80))
+        yield Text(_reached(overview) + _progress(overview, narrow=False))
+        if not failed:
+            yield _bar(overview.share, min(width, 80))
     if numbers := _numbers(overview):
         yield Text(", ".join(numbers))
     if overview.start and overview.start.made:
@@ -106,7 +112,7 @@ def _parts(overview: Overview, encoding: str, width: int) -> Iterator[Renderable
     if overview.restarts:
         yield Text()
         yield from _restarts(overview.restarts)
-    if overview.cause:
+    if overview.cause and not failed:
         yield Text()
         yield Text(overview.cause, "red")
     for note in (*overview.notes, *overview.silent[:_SILENT]):
@@ -133,6 +139,11 @@ def _progress(overview: Overview, narrow: bool) -> str:
     if overview.share != 1.0 and overview.step is not None:
         text += f", step {overview.step} of {overview.steps}"
     return text + (f" ({overview.share:.0%})" if overview.share is not None else "")
+
+
+def _reached(overview: Overview) -> str:
+    """Before the progress: that of a failed job is its last."""
+    return "reached " if overview.standing is Standing.FAILED else ""
 
 
 def _numbers(overview: Overview) -> list[str]:

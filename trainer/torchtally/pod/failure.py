@@ -1,12 +1,10 @@
 """The failure of a pod: one sentence, and whether it is a cause or the consequence of another pod's failure."""
 
-import atexit
 import contextlib
 import os
 import re
 import signal
 import sys
-import threading
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -16,7 +14,7 @@ from typing import Any, NoReturn
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure, get_error_handler
 
-from torchtally import families, standard_output
+from torchtally import compat, families, standard_output
 from torchtally.environment import has_entry_point, pod_name
 from torchtally.errors import LOST, OK, REFUSED, SIGNALLED, UNPROVEN, Ending, Lost, Stopped, lost_a_peer
 from torchtally.log import log
@@ -162,13 +160,9 @@ def keep_exit_codes() -> None:
 
 
 def exit_rank(code: int) -> NoReturn:
-    """End a rank's program: after its threads and its exit handlers if it has succeeded, and at once if it has failed.
-
-    Python itself would then take its objects apart. In a forked rank, that copies the memory that ranks share.
-    """
+    """End a rank's program: after its threads and exit handlers if it has succeeded, and at once if it has failed."""
     if code == OK:
-        threading._shutdown()  # type: ignore[attr-defined]  # waits for threads, those of executors included
-        atexit._run_exitfuncs()
+        compat.finish_python()
     standard_output.flush()
     with contextlib.suppress(OSError, ValueError, AttributeError):  # of a stream that is closed or full
         sys.stderr.flush()

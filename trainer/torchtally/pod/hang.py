@@ -1,7 +1,8 @@
 """A watch over ranks that hang: where each of them stands is written down before anything ends them.
 
 Ranks that wait for one another all stop where one of them does. So a pod hangs if none of its ranks has taken a batch
-for a while. Each pod finds this by itself, and the pods tell each other where their ranks stand.
+for a while. Where no batch is seen, as before the first one, it hangs if its ranks use no CPU: what computes or loads
+goes on. Each pod finds this by itself, and the pods tell each other where their ranks stand.
 """
 
 import contextlib
@@ -19,6 +20,9 @@ from torchtally.pod import signals, stacks
 
 _OTHERS = 10.0  # seconds for the other pods to tell where their ranks stand
 _LOOK = 10.0  # seconds for a look, before ranks are ended
+_LOOKS = 60  # until ranks count as hanging
+_IDLE = 0.01  # of a CPU, for all ranks of a pod
+_SPENT = 0.1  # seconds of a CPU, for what is rounded and for writing the stacks
 _MOST = 1 << 20  # characters of a file
 _NAMED = 8  # ranks of a place, and places
 _GIST = 900  # characters: the termination message has the cause as well
@@ -34,26 +38,25 @@ class Hang:
         pod: Its name.
         folder: In which its ranks show that they continue, and write their stacks.
         output: The folder that gets the stacks.
-        seconds: How long the ranks take no batch until they count as hanging; 0 for never.
+        seconds: How long the ranks give no sign until they count as hanging; 0 for never.
         share: None if the pods of this job tell each other nothing.
     """
 
     def __init__(self, pod: str, folder: Path, output: Path, seconds: float, share: Share | None) -> None:
         self._pod, self._folder, self._output, self._seconds, self._share = pod, folder, output, seconds, share
         self._told: str | None = None  # where the ranks stand, if they still do
-        self._count = 0  # of what they had taken by then
-        self._late = False  # whether it is told that ranks do not end
+        self._at = stacks.Stage()  # what they had reached by then
         self._one_at_a_time = threading.Lock()
 
     @property
     def sentence(self) -> str | None:
         """Where the ranks stand, if they hang or have ended so."""
-        return self._told if self._taken() == self._count else None
+        return self._told if stacks.stage(self._folder) == self._at else None
 
     @property
     def trained(self) -> bool:
         """Whether the ranks have taken a batch."""
-        return self._taken() > 0
+        return stacks.stage(self._folder).count > 0
 
     def start(self) -> None:
         """Begin to watch, in a thread."""
@@ -67,25 +70,22 @@ class Hang:
         looking.join(_LOOK)  # they are ended all the same if the volume does not answer
 
     def _watch(self) -> None:
-        interval = min(1.0, self._seconds / 4)
+        interval = max(self._seconds / _LOOKS, min(1.0, self._seconds / 4))
         # Looks are counted, not time: the clock runs on while this pod is frozen itself.
-        still = before = over = 0
+        still, before, spent = 0, stacks.Stage(), 0.0
         while True:
             time.sleep(interval)
-            now = self._taken()
-            still = still + 1 if now == before and now and not signals.begun() else 0
-            if self._told and now != self._count:
-                self._goes_on()
+            now = stacks.stage(self._folder)
+            still = still + 1 if now == before and not signals.begun() else 0
             before = now
+            if not (now.count or now.over):
+                used = stacks.cpu_seconds()
+                if not still or used - spent > _IDLE * still * interval + _SPENT:
+                    still, spent = 0, used
+            if self._told and not still and not signals.begun():
+                self._goes_on()
             if still * interval >= self._seconds and not self._told:
                 self._write(self._seconds, wait=_OTHERS)
-            ended = any(sign.over for sign in stacks.signs(self._folder)) and not signals.begun()
-            over = over + 1 if ended else 0
-            if over * interval >= self._seconds and not self._late:
-                self._write_late()
-
-    def _taken(self) -> int:
-        return sum(sign.count for sign in stacks.signs(self._folder))
 
     def _goes_on(self) -> None:
         self._told = None
@@ -99,35 +99,21 @@ class Hang:
         with self._one_at_a_time:
             if self._told:
                 return
-            found = [(sign.rank, stacks.of(self._folder, sign.rank, sign.pid)) for sign in stacks.signs(self._folder)]
-            own: Stands = [(rank, self._pod, stacks.place(text)) for rank, text in found if text]
+            at = stacks.stage(self._folder)
+            found = stacks.all_of(self._folder, others=seconds is not None)
+            own: Stands = [(rank, self._pod, place) for rank, place, _ in found]
             if not own:
                 return
-            self._count = self._taken()
-            path = self._keep(found)  # before it waits for the others: its ranks can end meanwhile
-            self._told = gist(self._all(own, wait))
-            how = f"no rank of this pod has taken a batch for {seconds:g} s: " if seconds else ""
-            self._tell(seconds, how, self._told, path)
+            path = self._keep("\n\n".join(f"rank {rank} ({self._pod})\n{text}" for rank, _, text in found))
+            stands = gist(own if at.over else self._all(own, wait))
+            how = _how(at, seconds) if seconds else ""
+            self._at, self._told = at, f"{how}{stands}" if at.over else stands
+            log.warning(f"{how}{stands}" + (f"; their stacks are in {path}" if path else ""))
+            event = events.Stuck(seconds=seconds, stands=self._told, stacks=str(path) if path else None)
+            events.emit(event, events.Source(pod=self._pod))
 
-    def _write_late(self) -> None:
-        """Say where ranks stand that have consumed all and do not end: a thread can keep one for ever."""
-        with self._one_at_a_time:
-            all_over = [sign for sign in stacks.signs(self._folder) if sign.over]
-            found = [(sign.rank, text) for sign in all_over if (text := stacks.of(self._folder, sign.rank, sign.pid))]
-            if found:
-                self._late = True
-                where = gist([(rank, self._pod, stacks.place(text)) for rank, text in found])
-                told = f"all samples were consumed {self._seconds:g} s ago, and the program has not ended: {where}"
-                self._tell(self._seconds, "", told, self._keep(found))
-
-    def _tell(self, seconds: float | None, how: str, stands: str, path: Path | None) -> None:
-        log.warning(f"{how}{stands}" + (f"; their stacks are in {path}" if path else ""))
-        event = events.Stuck(seconds=seconds, stands=stands, stacks=str(path) if path else None)
-        events.emit(event, events.Source(pod=self._pod))
-
-    def _keep(self, found: list[tuple[int, str]]) -> Path | None:
+    def _keep(self, text: str) -> Path | None:
         """Write the file of this pod, of which there is one at most."""
-        text = "\n\n".join(f"rank {rank} ({self._pod})\n{text}" for rank, text in found)
         path = self._output / f"stacks-{self._pod}.txt"
         try:
             self._output.mkdir(parents=True, exist_ok=True)
@@ -153,6 +139,14 @@ class Hang:
                 time.sleep(pause)
                 pause *= 2  # each pod asks for what all have told
         return sorted((rank, pod, place) for each in told for rank, pod, place in json.loads(each))
+
+
+def _how(at: stacks.Stage, seconds: float) -> str:
+    if at.over:
+        return f"all samples were consumed {seconds:g} s ago, and the program has not ended: "
+    if at.count:
+        return f"no rank of this pod has taken a batch for {seconds:g} s: "
+    return f"the ranks of this pod have used almost no CPU for {seconds:g} s: "
 
 
 def gist(stands: Stands) -> str:

@@ -202,6 +202,8 @@ def _run(parsed: Namespace, job: Job, pods: Rendezvous | None, env: Mapping[str,
         try:
             torchrun.run(parsed)
             signals.ignore()
+            if pods:
+                pods.depart()
         except ChildFailedError as error:
             signals.over()
             own = failure.first(error, pod_name(env))
@@ -228,8 +230,6 @@ def _run(parsed: Namespace, job: Job, pods: Rendezvous | None, env: Mapping[str,
         where = "{}:{}".format(*job.master) if job.master else env.get("PET_RDZV_ENDPOINT", "this machine")
         text = f"the rendezvous at {where} failed: {str(error).splitlines()[0]}"
         return Failure(Kind.CONSEQUENCE, LOST, text)
-    if pods:
-        pods.depart()
     return None
 
 

@@ -29,7 +29,7 @@ from torchtally.log import log
 from torchtally.pod import address, cause, signals
 from torchtally.pod.failure import Failure, Kind
 from torchtally.pod.heartbeat import Heartbeat, wait_until_departed
-from torchtally.pod.job_store import Decision, JobStore, interval
+from torchtally.pod.job_store import DEPARTED, Decision, JobStore, interval
 from torchtally.pod.names import Names
 
 BACKEND = "torchtally"
@@ -123,14 +123,32 @@ class Rendezvous(RendezvousHandler):
             _wait_until_learned(store, range(1, self._count), _ANNOUNCE)
 
     def depart(self) -> None:
-        """End this pod's part after success. Pod 0 keeps the store until the others have passed the exit barrier."""
-        if self._store is not None and self._heartbeat is not None:
-            with contextlib.suppress(DistError):
-                store = JobStore(self._store, self._count, _DEPART)
-                self._heartbeat.stop(store)
-                if self._rank == 0:
-                    wait_until_departed(store, _DEPART, but=store.failed())
-                    _wait_until_learned(store, store.watchers(), _DEPART)
+        """End this pod's part after success. Pod 0 keeps the store until the others have passed the exit barrier.
+
+        Raises Lost if pod 0 has failed meanwhile: it starts again, and meets none that has succeeded.
+        """
+        if self._store is None or self._heartbeat is None:
+            return
+        store = JobStore(self._store, self._count, _DEPART)
+        try:
+            if self._rank != 0:
+                self._follow(store)
+            self._heartbeat.stop(store)
+            if self._rank == 0:
+                wait_until_departed(store, _DEPART, but=store.failed())
+                _wait_until_learned(store, store.watchers(), _DEPART)
+        except DistError:
+            if self._rank != 0:
+                raise Lost(f"{self._names.one(0)} went away before all ranks had succeeded") from None
+
+    def _follow(self, store: JobStore) -> None:
+        """Wait until pod 0 has succeeded or failed, if a pod has failed. Raises Lost and DistError."""
+        succeeded = False
+        while store.failures() and not succeeded:
+            succeeded = store.heartbeats()[0] == DEPARTED
+            if 0 in store.failed():  # which departs as well
+                raise Lost(f"the ranks of {self._pod} have succeeded, and {self._names.one(0)} has failed")
+            time.sleep(0.2)
 
     def cause(self, own: Failure) -> Failure:
         """Return the failure that this pod ends with: `own`, or the one that caused it."""

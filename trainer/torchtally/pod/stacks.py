@@ -1,4 +1,4 @@
-"""The Python stacks of a pod's ranks, and their signs, which torchtally_observer.signs writes in each rank."""
+"""Where a pod's ranks stand: their signs and Python stacks, which torchtally_observer.signs writes in each rank."""
 
 import contextlib
 import os
@@ -9,6 +9,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
+from torchtally.pod import signals
 from torchtally_observer.signs import OVER, SIGN, SIGNAL
 
 _MOST = 1 << 16  # characters of a rank's stacks
@@ -32,6 +35,41 @@ def signs(folder: Path) -> Iterator[Sign]:
         with contextlib.suppress(OSError, struct.error):  # it is just being written
             pid, count = SIGN.unpack(path.read_bytes())
             yield Sign(int(path.stem), pid, max(0, count), count == OVER)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """How far the ranks of a pod are."""
+
+    count: int = 0  # of their batches
+    over: bool = False  # one has consumed all
+
+
+def stage(folder: Path) -> Stage:
+    """How far this pod's ranks are."""
+    found = [*signs(folder)]
+    return Stage(sum(sign.count for sign in found), any(sign.over for sign in found))
+
+
+def cpu_seconds() -> float:
+    """The CPU time that the ranks have used, with all that they have started."""
+    used = 0.0
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            used += sum(process.cpu_times()[:4])  # the children that have ended included
+    return used
+
+
+def all_of(folder: Path, *, others: bool) -> list[tuple[int, str, str]]:
+    """Each rank, its place, and its stacks. With `others`, also the ranks that run no Python with stacks."""
+    texts = [(sign.rank, of(folder, sign.rank, sign.pid)) for sign in signs(folder)]
+    found = {rank: (place(text), text) for rank, text in texts if text}
+    for pid in signals.ranks() if others else ():
+        with contextlib.suppress(psutil.Error, KeyError):  # it has ended, or waits for its start
+            process = psutil.Process(pid)
+            innermost = [process, *process.children(recursive=True)][-1]
+            found.setdefault(int(process.environ()["RANK"]), (f"the program {innermost.name()}", ""))
+    return [(rank, *found[rank]) for rank in sorted(found)]
 
 
 def of(folder: Path, rank: int, pid: int) -> str:
