@@ -52,7 +52,7 @@ def _chart(name: str, rows: list[Row], began_again: list[Row]) -> Chart:
 
     def scale(field: str, among: Sequence[object]) -> Spec:
         chosen = [among[_SERIES.index(series)] for series in present]
-        legend = {"title": None, "orient": "bottom", "columns": 2} if len(present) > 1 else None
+        legend = {"title": None, "orient": "bottom", "columns": 1} if len(present) > 1 else None
         return {"field": field, "type": "nominal", "scale": {"domain": present, "range": chosen}, "legend": legend}
 
     encoding: Spec = {
