@@ -42,6 +42,13 @@ def test_a_script_is_observed_up_to_its_second_step(tmp_path: Path) -> None:
     assert "all ranks are handed the same 8 samples in the same order" in samples.text
 
 
+def test_a_shuffle_for_each_rank_is_told_before_its_ranks_overlap(tmp_path: Path) -> None:
+    own = "shuffle=True, generator=torch.Generator().manual_seed(dist.get_rank())"
+    ended, samples = of_script(tmp_path, LOOP.format(own))
+    assert (ended.level, samples.level) == (Level.GOOD, Level.WARNING)
+    assert "no sampler divides the samples, so a whole pass hands out all 400 to each rank" in samples.text
+
+
 def test_a_script_that_fails_or_makes_no_step(tmp_path: Path) -> None:
     [failed] = of_script(tmp_path, "raise ValueError('bad data')")
     assert failed.level is Level.BAD and "ValueError: bad data" in failed.text

@@ -116,6 +116,12 @@ _LOST_A_PEER = re.compile(
 )
 
 
+def peer_lost(error: Exception) -> Lost:
+    """What a rank ends with by an error that tells of a lost peer: gloo's words without its source file and advice."""
+    said = re.sub(r"^\[\S+:\d+\] ", "", str(error).splitlines()[0]).partition(". This is typically")[0]
+    return Lost(f"another rank went away ({said})")
+
+
 def lost_a_peer(error: str) -> bool:
     """Whether `error`, as `type: text`, is the consequence of a lost peer."""
     return _LOST_A_PEER.match(error) is not None

@@ -122,7 +122,7 @@ class Evil:
         ("epoch-00000001-position-0000000000000000000.checkpoint", b"PK", "checkpoint is cut off"),
         ("model.pt", b"no model", "model.pt must be a dictionary of tensors, written by torch.save"),
         ("model.pt", pickle.dumps(Evil(), protocol=2), "must be a dictionary of tensors"),
-        ("nothing/here", b"", "nothing has neither model.pt nor an intact checkpoint"),
+        ("nothing/here", b"", "nothing has neither model.pt nor an intact checkpoint: give a"),
     ],
     ids=["absent", "cut off", "text", "code", "a folder without"],
 )

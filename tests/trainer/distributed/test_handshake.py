@@ -24,12 +24,29 @@ def test_equal_facts_are_agreed_and_rank_0_draws_the_private_ones() -> None:
     assert ranks.run(3, agree, facts, [None] * 3) == [facts[0]] * 3
 
 
-@pytest.mark.parametrize(("ours", "theirs"), [("sha256:ab", "sha256:cd"), ({"epochs": 1}, {"epochs": 2})])
+@pytest.mark.parametrize(("ours", "theirs"), [("sha256:ab", "sha256:cd"), ([1], None)])
 def test_a_difference_ends_every_rank_with_both_values(ours: Any, theirs: Any) -> None:
     results = ranks.run(3, agree, [{"fact": ours}, {"fact": ours}, {"fact": theirs}], [None] * 3)
     assert all(isinstance(result, Refused) for result in results)
     assert len({str(result) for result in results}) == 1
     assert f"rank 2 (pod-2) has fact {theirs} and rank 0 (pod-0) has {ours}" in str(results[0])
+
+
+@pytest.mark.parametrize(
+    ("theirs", "said"),
+    [
+        ({"epochs": 1, "seed": 1, "lr": 0.1}, "has options epochs 1 and rank 0 (pod-0) has 2"),
+        ({"epochs": 2, "seed": 1}, "has options lr None and rank 0 (pod-0) has 0.1"),
+        (
+            {"epochs": 1, "seed": 1, "lr": 1},
+            "has options {'epochs': 1, 'lr': 1} and rank 0 (pod-0) has {'epochs': 2, 'lr': 0.1}",
+        ),
+    ],
+)
+def test_of_options_only_those_that_differ_are_told(theirs: Any, said: str) -> None:
+    ours = {"epochs": 2, "seed": 1, "lr": 0.1}
+    results = ranks.run(2, agree, [{"options": ours}, {"options": theirs}], [None] * 2)
+    assert [f"rank 1 (pod-1) {said}: it must be the same on all pods" in str(each) for each in results] == [True] * 2
 
 
 def test_one_pods_problem_ends_all_of_them() -> None:

@@ -257,7 +257,7 @@ def test_a_version_that_is_not_known() -> None:
             == f"demo.log:1: bad tally line: version {shown} of the line is not known here, only version 2 is read"
         )
     found = problems(TEXT.replace('"v":2', '"v":1', 1))
-    said = "version 1 of the line is from an earlier torchtally and has another digest, only version 2 is read"
+    said = "version 1 of the line is from an earlier torchtally, which can verify it; here, only version 2 is read"
     assert found[0] == f"demo.log:1: bad tally line: {said}"
     found = problems(TEXT.replace('"v":2,', "", 1))
     assert found[0] == 'demo.log:1: bad tally line: "v" (its version) is missing'

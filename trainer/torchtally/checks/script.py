@@ -10,6 +10,7 @@ from pathlib import Path
 from torchtally import events
 from torchtally.checks.finding import Finding, bad, good, warning
 from torchtally.observed import judge
+from torchtally.observed.finding import Sign
 
 DONE = 86  # exit code of a rank that has made two steps
 _RANKS = 2
@@ -61,6 +62,15 @@ def _observed(name: str, said: str) -> Finding:
         return warning("samples", f"{name} was handed out no batch of a DataLoader, so nothing can be observed")
     if found.faults:
         return bad("samples", "; ".join(found.faults))
+    notes = [
+        f"{loader.loader}: {finding.text}"
+        for loader in found.loaders
+        if loader.trains
+        for finding, _ in loader.all_findings
+        if finding.sign is Sign.NOTE and not finding.about.startswith("left")  # the check itself has ended the pass
+    ]
+    if notes:
+        return warning("samples", "; ".join(notes))
     loaders = ", ".join(each.loader for each in found.loaders)
     return good("samples", f"no fault in what two steps were handed out by {loaders}")
 

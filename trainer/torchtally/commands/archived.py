@@ -79,7 +79,9 @@ def _compare(stated: Statement, model: Path, found: Verdict) -> None:
         file, sha256 = statement.sha256_of(model)
         damage = _damage(file) if model.is_dir() else None
     except OSError as error:
-        raise Refused(f"cannot read {error.filename or model}: {error.strerror}") from error
+        raise Refused(
+            f"--model {model} cannot be read: {error.filename or model}: {error.strerror}; give what the proof is of"
+        ) from error
     names = [name for name, each in stated.subjects.items() if each == sha256]
     if not names:
         subjects = ", ".join(f"{name} (sha256:{each})" for name, each in stated.subjects.items())

@@ -152,7 +152,7 @@ def _find_in(folder: Path) -> SavedModel:
             log.warning(f"skipped {sentence}")
         if found.payload and found.path:
             return _in_checkpoint(found.path, found.payload)
-    raise Refused(f"--checkpoint {folder} has neither {MODEL} nor an intact checkpoint")
+    raise Refused(f"--checkpoint {folder} has neither {MODEL} nor an intact checkpoint: give a training's --output")
 
 
 def _write(found: Evaluation, line: dict[str, Any], run: Run, saved: SavedModel, output: Path) -> None:

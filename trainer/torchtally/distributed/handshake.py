@@ -125,8 +125,19 @@ def _refusal(all_ranks: list[dict[str, Any]]) -> str | None:
     for rank, each in enumerate(all_ranks):
         for name, value in each["facts"].items():
             if not name.startswith("_") and value != first["facts"].get(name):
+                name, value, other = _what_differs(name, value, first["facts"].get(name))
                 return (
-                    f"rank {rank} ({each['pod']}) has {name} {value} and rank 0 ({first['pod']}) has "
-                    f"{first['facts'].get(name)}: it must be the same on all pods"
+                    f"rank {rank} ({each['pod']}) has {name} {value} and rank 0 ({first['pod']}) has {other}: it must "
+                    "be the same on all pods"
                 )
     return None
+
+
+def _what_differs(name: str, value: Any, other: Any) -> tuple[str, Any, Any]:
+    """Of objects, what differs in them, with its name if that is one value."""
+    if not (isinstance(value, dict) and isinstance(other, dict)):
+        return name, value, other
+    keys = [key for key in {**value, **other} if value.get(key) != other.get(key)]
+    if len(keys) == 1:
+        return f"{name} {keys[0]}", value.get(keys[0]), other.get(keys[0])
+    return name, {key: value.get(key) for key in keys}, {key: other.get(key) for key in keys}

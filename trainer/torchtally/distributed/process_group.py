@@ -13,7 +13,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from torchtally.distributed import handshake
 from torchtally.environment import Process
-from torchtally.errors import FAILED, OK, Ending, Lost, Refused, lost_a_peer
+from torchtally.errors import FAILED, OK, Ending, Refused, lost_a_peer, peer_lost
 from torchtally.log import log
 from torchtally.pod import failure
 
@@ -32,7 +32,7 @@ def run(main: Callable[[], None]) -> int:
             failure.record(error)
             traceback.print_exc()
             return FAILED
-        return failure.end(Lost(f"another rank went away ({str(error).splitlines()[0]})"))
+        return failure.end(peer_lost(error))
     return OK
 
 

@@ -133,7 +133,7 @@ def _added(document: Document, mapping: Node, key: str, new: Any, offset: int) -
     if there is None:
         return _with(document, mapping, key, [new], offset)
     if there.mapping or there.scalar is not None:
-        raise Refused(f"{key} of {mapping.text('name') or 'a pod'} must be a list")
+        raise Refused(f"{key} of {mapping.text('name') or 'a pod'} must be a list, not {there.scalar or 'a mapping'}")
     return document.append(there, new)
 
 

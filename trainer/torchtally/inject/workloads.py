@@ -69,7 +69,7 @@ class Workload:
         Raises Refused.
         """
         if not self.pods:
-            raise Refused(f"{self.title} has no pod: its spec names no container")
+            raise Refused(f"{self.title} has no pod: its spec names no container; add one, or leave it out")
         found = [(pod, _named(pod, wanted or self._usual(pod))) for pod in self.pods]
         chosen = [(pod, containers) for pod, containers in found if containers]
         if not chosen:

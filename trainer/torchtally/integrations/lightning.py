@@ -101,7 +101,10 @@ class AccountCallback(Callback):
     def _batches(self, trainer: Trainer) -> Loader:
         batches = trainer.train_dataloader
         if not isinstance(batches, Loader) or batches.account is not self._account:
-            raise Refused("the train_dataloader must be account.loader(...) of the callback's account, unchanged")
+            raise Refused(
+                "the train_dataloader must be account.loader(...) of the callback's account, unchanged, not "
+                f"{'that of another account' if isinstance(batches, Loader) else f'a {type(batches).__name__}'}"
+            )
         return batches
 
     def _refuse(self, trainer: Trainer, module: LightningModule, batches: Loader) -> None:
@@ -109,7 +112,10 @@ class AccountCallback(Callback):
         planned = self._account.plan[batches.phase]
         steps = batches.optimizer_steps(trainer.accumulate_grad_batches)
         if trainer.ckpt_path and not self._loaded:
-            raise Refused(f"{trainer.ckpt_path} has no state of the account: it was saved without the AccountCallback")
+            raise Refused(
+                f"ckpt_path {trainer.ckpt_path} has no state of the account: it was saved without the AccountCallback; "
+                "pass a checkpoint that was saved with it, or load the weights alone and leave out ckpt_path"
+            )
         averages = any(isinstance(each, StochasticWeightAveraging) for each in trainer.callbacks)  # type: ignore[attr-defined]
         if averages and StochasticWeightAveraging.pl_module_contains_batch_norm(module):
             raise Refused(

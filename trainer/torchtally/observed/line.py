@@ -238,7 +238,7 @@ def _name(values: Mapping[str, Any], name: str) -> str | None:
 def _count(values: Mapping[str, Any], name: str) -> int:
     found = values.get(name)
     if not isinstance(found, int) or isinstance(found, bool) or not 0 <= found < _MOST:
-        raise ValueError(f"an observed line has {name} {found!r}, must be a whole number from 0")
+        raise ValueError(f"an observed line has {name} {found!r}; it must be a whole number from 0")
     return found
 
 

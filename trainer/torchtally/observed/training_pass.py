@@ -196,6 +196,9 @@ def _uneven(lines: Lines, shares: Shares, world: int) -> Iterator[Finding]:
     if not whole:
         if doubled.share > _SOME and causes.is_plain(lines):
             yield fault("overlap", f"{doubled} go to more than one rank: {causes.of_overlap(lines)}")
+        elif _goes_over_all(lines, shares):
+            told = f"no sampler divides the samples, so a whole pass hands out all {shares.size} to each rank"
+            yield note("not divided", f"{told}: {_SAMPLER}")
         yield from _left(lines, shares)
         return
     apart = not shares.one_part and shares.parts_overlap.share <= _SOME
@@ -228,6 +231,16 @@ def _uneven(lines: Lines, shares: Shares, world: int) -> Iterator[Finding]:
         yield from _dropped(shares, -extra)
     else:
         yield _may_be_meant(lines, "moved", f"{lost} go to no rank, and as many to more than one", shares)
+
+
+def _goes_over_all(lines: Lines, shares: Shares) -> bool:
+    """Whether each rank would be handed everything in a whole pass, by the number of batches that its loader has."""
+    plain = shares.one_part and causes.is_plain(lines) and not causes.chooses(lines) and not causes.divides(lines)
+    return plain and all(
+        "in" not in line.sampler and (line.of or 0) * batch > shares.size - batch > 0
+        for line in lines.values()
+        for batch in [line.loader.batch or 0]
+    )
 
 
 def _may_be_meant(lines: Lines, about: str, told: str, shares: Shares) -> Finding:

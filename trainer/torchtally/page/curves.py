@@ -1,6 +1,7 @@
 """Loss, accuracy, and throughput over the epochs."""
 
 from collections.abc import Sequence
+from math import ceil
 
 from torchtally.page.chart import Chart, Row, Spec, restarts
 from torchtally.record.model import Epoch, Progress
@@ -41,6 +42,8 @@ def _chart(name: str, rows: list[Row], began_again: list[Row]) -> Chart:
     if began_again:  # a restart in the first epoch is before its end
         first = min(first, *(row["where"] - 1 for row in began_again))
     domain = [first, last] if first < last else [first - 0.5, last + 0.5]
+    few = domain[1] - domain[0] <= 8  # where Vega would also mark halves
+    ticks: Spec = {"values": [*range(ceil(domain[0]), int(domain[1]) + 1)]} if few else {"tickCount": 6}
     form, exact = "~s", ",.0f"
     if name == _ACCURACY:
         form, exact = ".0%" if max(values) - min(values) > 0.05 else ".1%", ".2%"
@@ -49,7 +52,7 @@ def _chart(name: str, rows: list[Row], began_again: list[Row]) -> Chart:
 
     def scale(field: str, among: Sequence[object]) -> Spec:
         chosen = [among[_SERIES.index(series)] for series in present]
-        legend = {"title": None, "orient": "bottom", "columns": 2} if len(present) > 1 else None
+        legend = {"title": None, "orient": "bottom", "columns": 1} if len(present) > 1 else None
         return {"field": field, "type": "nominal", "scale": {"domain": present, "range": chosen}, "legend": legend}
 
     encoding: Spec = {
@@ -58,12 +61,7 @@ def _chart(name: str, rows: list[Row], began_again: list[Row]) -> Chart:
             "type": "quantitative",
             "title": "epochs trained",
             "scale": {"domain": domain, "nice": False, "zero": False},
-            "axis": {
-                "grid": False,
-                "format": ",~r",
-                "tickCount": 6,
-                "tickMinStep": 1,
-            },
+            "axis": {"grid": False, "format": ",~r", **ticks},
         },
         "y": {
             "field": "value",

@@ -280,7 +280,7 @@ def check_version(values: Mapping[str, Any]) -> None:
     if "v" not in values:
         raise ValueError('"v" (its version) is missing')
     if type(version) is int and version == 1:
-        raise ValueError(f"version 1 of the line is from an earlier torchtally and has another digest, {known}")
+        raise ValueError(f"version 1 of the line is from an earlier torchtally, which can verify it; here, {known}")
     raise ValueError(f"version {rules.show(version)} of the line is not known here, {known}")
 
 

@@ -96,9 +96,14 @@ class TarFiles(Shards):
             opened = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             after = _after_left_out(file, end)
         if end > len(opened):
-            raise Refused(f"{index} does not fit {url}: it names {end} bytes, and the shard has {len(opened)}")
+            raise Refused(
+                f"{index} does not fit {url}: it names {end} bytes, and the shard has {len(opened)}: copy both, or "
+                f"{_MAKE}"
+            )
         if any(opened[after : after + _BLOCK]):
-            raise Refused(f"{index} does not fit {url}: it ends at byte {end}, and the shard continues at byte {after}")
+            raise Refused(
+                f"{index} does not fit {url}: it ends at byte {end}, and the shard continues at byte {after}: {_MAKE}"
+            )
         return url, opened, lines
 
     def _read(self, opened: tuple[str, mmap.mmap, list[str]], rows: list[int]) -> list[dict[str, Any]]:

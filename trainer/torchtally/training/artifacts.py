@@ -97,7 +97,7 @@ def write_proof(
 
 def with_retries(write: Callable[[], Written], output: Path, source: events.Source) -> Written:
     """Write, with retries, because the training is complete. Raises Volume."""
-    until = time.monotonic() + _WRITE_TIMEOUT
+    until, told = time.monotonic() + _WRITE_TIMEOUT, ""
     while True:
         try:
             return write()
@@ -106,7 +106,9 @@ def with_retries(write: Callable[[], Written], output: Path, source: events.Sour
             events.emit(events.WriteFailed(output=str(output), cause=str(error)), source)
             if time.monotonic() > until:
                 raise Volume(message) from None
-        log.warning(f"{message}; retrying in {_WRITE_INTERVAL} s")
+        if message != told:
+            told = message
+            log.warning(f"{message}; trying again every {_WRITE_INTERVAL} s, for {until - time.monotonic():.0f} s")
         time.sleep(_WRITE_INTERVAL)
 
 

@@ -16,18 +16,29 @@ _LATER = ("step", "saved", "save_failed", "proved", "epoch", "stopped", "write_f
 _SHOWN = 8
 
 
+def _failure(text: str) -> str | None:
+    record = events.read(text)
+    if record is None or not isinstance(record.event, events.Ended) or not record.event.code:
+        return None
+    cause = f": {record.event.cause}" if record.event.cause else ""
+    return f"{record.source.pod} ended with exit code {record.event.code}{cause}"
+
+
 @dataclass
 class Heard:
     """The events of the logs that are read, by the text of their lines."""
 
     started: dict[str, tuple[str, int]] = field(default_factory=dict)  # of runs: where and when they begin or resume
     attempts: dict[str, set[Attempt]] = field(default_factory=dict)  # of runs
+    failed: str | None = None  # what the first pod that failed ended with
     _middle: list[tuple[str, str]] = field(default_factory=list)  # runs and logs whose first event is a later one
     _first: dict[str, tuple[str, str]] = field(default_factory=dict)  # of the pods in the log: kind and run
 
     def add(self, text: str, where: str) -> None:
         """Add the events in a line of a log."""
         for kind, time, pod, run, attempt, began in _EVENT.findall(text):
+            if kind == "ended" and not self.failed:
+                self.failed = _failure(text)
             self._first.setdefault(pod, (kind, run))
             if run:
                 self.attempts.setdefault(run, set()).add((int(attempt or 0), int(began or 0)))

@@ -85,7 +85,9 @@ def judge(log: Log, run: str | None = None, expect_per_pod: int | None = None) -
 
 def _hint(log: Log) -> Iterator[str]:
     """Why there may be no tally line at all."""
-    if not log.complaints and not log.heard.attempts:
+    if log.heard.failed:
+        yield log.heard.failed
+    elif not log.complaints and not log.heard.attempts:
         yield (
             "no rank has recorded samples: the program has no account (docs/guides/own-script.md). `torchtally run` "
             "observes what the loaders of such a program hand out"

@@ -262,8 +262,9 @@ class Gradients:
                 raise Refused(_passed_over(passed))
             if len(own) > 1:
                 raise Refused(
-                    f"{waiting[-1].place}: weigh() must name the batches of this loss, as {len(waiting)} have none "
-                    "yet: weigh(loss, batch) with what the loop has received, and skip(reason) for one that is left out"
+                    f"{waiting[-1].place}: weigh() must name the batches of this loss, as {len(waiting)} were handed "
+                    "out and have no loss: weigh(loss, batch) with what the loop has received, and skip(reason) before "
+                    "`continue` for one that is left out"
                 )
         return tuple(waiting)
 

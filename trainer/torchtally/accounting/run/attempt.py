@@ -25,7 +25,7 @@ from torchtally.distributed import preflight
 from torchtally.distributed.failures import Failures
 from torchtally.distributed.handshake import agree
 from torchtally.environment import Process, call_seconds
-from torchtally.errors import Ending, Lost, Refused, lost_a_peer
+from torchtally.errors import Ending, Lost, Refused, lost_a_peer, peer_lost
 from torchtally.pod import retries
 from torchtally.proof import line as tally_line
 from torchtally_observer import signs
@@ -163,7 +163,7 @@ class Attempt:
     def cause(self, error: BaseException) -> BaseException:
         """Return what ends this start: the error of another rank where that rank is lost, and else this one's."""
         if not isinstance(error, Ending) and lost_a_peer(f"{type(error).__name__}: {error}"):
-            error = Lost(f"another rank went away ({str(error).splitlines()[0]})")
+            error = peer_lost(error)
         if isinstance(error, Lost):
             first = self._failures.first()  # which can be this one
             error = first if first and str(error) not in str(first) else error
