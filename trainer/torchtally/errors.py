@@ -116,9 +116,9 @@ _LOST_A_PEER = re.compile(
 )
 
 
-def peer_lost(error: Exception) -> Lost:
+def peer_lost(error: BaseException) -> Lost:
     """What a rank ends with by an error that tells of a lost peer: gloo's words without its source file and advice."""
-    said = re.sub(r"^\[\S+:\d+\] ", "", str(error).splitlines()[0]).partition(". This is typically")[0]
+    said = re.sub(r"^\[\S+:\d+\] ", "", str(error).partition("\n")[0]).partition(". This is typically")[0]
     return Lost(f"another rank went away ({said})")
 
 
