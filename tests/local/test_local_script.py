@@ -142,7 +142,7 @@ def test_without_its_packages_it_says_where_they_are() -> None:
     ended = subprocess.run([sys.executable, "-S", script, "-f", "job.yaml"], capture_output=True, text=True)
     assert ended.returncode == 2
     assert ended.stderr == (
-        "torchtally local: the Python package psutil is missing: run `make scripts`, then `. .venv/bin/activate`\n"
+        "torchtally local: the Python package msgspec is missing: run `make scripts`, then `. .venv/bin/activate`\n"
     )
 
 

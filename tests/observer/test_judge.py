@@ -50,7 +50,7 @@ def judged(*texts: str) -> Observation:
     [
         (line(1, ODD)[:300], "log:2: an observed line is cut off, or mixed up with other output"),
         (line(1, ODD).replace('"v":1', '"v":2'), "version 2, and this release reads version 1: use the verifier of"),
-        (line(1, ODD).replace('"rank":1', '"rank":-1', 1), "rank -1, must be a whole number from 0"),
+        (line(1, ODD).replace('"rank":1', '"rank":-1', 1), "rank -1; it must be a whole number from 0"),
         (line(1, ODD, end="later"), "the end 'later', must be one of whole, left, open"),
         (line(1, ODD, sums=["1"]), "three whole numbers in sums"),
         (line(1, ODD, bits="*"), "bits that are no base64"),

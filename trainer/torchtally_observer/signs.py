@@ -40,6 +40,11 @@ class _Signs:
         """Let another process take a byte."""
         fcntl.lockf(self._file, fcntl.LOCK_UN, 1, first)
 
+    def has_trained(self):
+        """Whether the sign is that of a process that has taken batches, and has ended."""
+        sign = os.pread(self._file.fileno(), SIGN.size, 0)
+        return len(sign) == SIGN.size and SIGN.unpack(sign)[1] != 0
+
     def give(self):
         """Have the sign, and write the stacks at a signal."""
         if self._map is None:
@@ -82,6 +87,8 @@ def _be(trains):
             new.lock(_TRAINS, 1)
         else:
             new.lock(_FIRST, 2)
+            if new.has_trained():  # this one was started by it, and says nothing of the rank
+                return
             new.unlock(_TRAINS)
         new.give()
         new.trains, _signs = trains, new

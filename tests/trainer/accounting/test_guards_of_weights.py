@@ -566,7 +566,7 @@ def resumes(load: Load, **changes: Any) -> None:
 
 
 NO_WEIGHTS = "no parameter of an optimizer has a value that was saved with it"
-DAMAGED = 'the state of the account cannot be loaded: "weights" is'
+DAMAGED = "the state of the account cannot be loaded: no state has this: Expected `array`"
 RESUMES: list[tuple[Load, dict[str, Any], int, str]] = [
     (nothing, {}, 2, NO_WEIGHTS),
     (other_names, {}, 2, NO_WEIGHTS),

@@ -9,10 +9,11 @@ import json
 import os
 import signal
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import ranks
 import torch
@@ -213,4 +214,8 @@ def stopped_after(folder: str | Path, commits: int, wrapped: str = "fsdp") -> Lo
 
 def plain(event: Any) -> dict[str, Any]:
     """An event without what differs between two runs."""
-    return {key: value for key, value in asdict(event).items() if key not in ("path", "checkpoint", "seconds")}
+    return {
+        key: value
+        for key, value in msgspec.structs.asdict(event).items()
+        if key not in ("path", "checkpoint", "seconds")
+    }

@@ -337,7 +337,7 @@ UNUSED = "of the 26 batches that were handed out, no step of an optimizer has us
     [
         (LIGHTNING, ["{}", "no callback"], 3, COMMIT),
         (LIGHTNING, ["{}", "drained"], 143, ""),  # a retry goes on
-        (LIGHTNING, ["{}", "no loss"], 2, "skip(reason) for one that is left out"),
+        (LIGHTNING, ["{}", "no loss"], 2, "skip(reason) before `continue`"),
         (
             LIGHTNING,
             ['{"max_steps": 20, "max_epochs": -1}'],

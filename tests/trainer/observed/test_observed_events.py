@@ -9,6 +9,7 @@ from pathlib import Path
 
 import launched
 import metric_names
+import msgspec
 import pytest
 import ranks
 from own_scripts import LIMIT, OWN, started
@@ -82,7 +83,7 @@ def test_an_attempt_that_fails_has_reported_its_passes_and_ends_with_one_text(sc
     ended = started(script, world=1, TORCHTALLY_RETRIES="1", TORCHTALLY_OUTPUT=str(tmp_path))
     assert ended.returncode == RETRIED, ended.stderr
     test, *train = (each for each in EVENTS if each.of_rank == 0)
-    expected = [test, *(replace(each, samples=60, batches=8) for each in train)]
+    expected = [test, *(msgspec.structs.replace(each, samples=60, batches=8) for each in train)]
     assert (reported(ended), texts(ended)) == (expected, 1)
 
 

@@ -13,6 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from judged import NO_TEXTS, no_integers, read
 
+from torchtally import events
 from torchtally.verifier.log import Log
 from torchtally.verifier.verdict import Verdict, judge
 
@@ -247,6 +248,17 @@ def test_a_cut_line_is_not_that_of_the_run_printed_into_it() -> None:
 def test_what_is_no_tally_line() -> None:
     for text in "", "TORCHTALLY is a word\n", "TORCHTALLY_CACHE={}\n", '{"v":2}\n', "TORCHTALLY [1]\n":
         assert problems(text) == ["no tally line in demo.log"]
+
+
+def test_a_job_that_failed_before_its_first_sample_has_its_cause() -> None:
+    def ended(pod: str, code: int, cause: str | None) -> str:
+        event = events.Ended(code=code, kind="known" if cause else None, cause=cause)
+        return events.line(events.Record(5.0, events.Source(pod=pod), event)) + "\n"
+
+    failed = of(ended("demo-master-0", 2, "--batch-size is 0") + ended("demo-worker-0", 203, "demo-master-0 failed"))
+    assert failed.notes == ["demo-master-0 ended with exit code 2: --batch-size is 0"]
+    [note] = of(ended("demo-master-0", 0, None)).notes
+    assert "the program has no account" in note
 
 
 def test_a_version_that_is_not_known() -> None:

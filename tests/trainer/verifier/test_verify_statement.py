@@ -200,7 +200,7 @@ def test_the_model_must_be_that_of_the_proof(tmp_path: Path, said: Said) -> None
     assert status == 1
     assert f"✗ {other} has sha256:{hashlib.sha256(b'others').hexdigest()}, and the proof is of model.pt (sha256:" in out
     status, _, err = said(proof, "--model", tmp_path / "none.pt")
-    assert status == 2 and f"cannot read {tmp_path / 'none.pt'}: No such file" in err
+    assert status == 2 and f"--model {tmp_path / 'none.pt'} cannot be read: {tmp_path / 'none.pt'}: No such file" in err
     (tmp_path / "demo.log").write_text(bruteforce.text([*LINES, LAST]))
     status, _, err = said(tmp_path / "demo.log", "--model", model)
     assert status == 2 and "--model goes with a proof" in err
