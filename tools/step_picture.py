@@ -53,6 +53,10 @@ class Stay:
         return f"{self.module.rpartition('/')[2]}: {self.functions[0]}{more}"
 
 
+class _Data(TensorDataset):
+    fingerprint = "ones"
+
+
 class _Profile:
     """The calls of the profiled lines."""
 
@@ -102,8 +106,7 @@ def stays() -> list[Stay]:
     """One step in the middle of an epoch, from the next batch on."""
     profile, model = _Profile(), torch.nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    data = TensorDataset(torch.ones(32, 2), torch.ones(32, 1))
-    data.fingerprint = "ones"
+    data = _Data(torch.ones(32, 2), torch.ones(32, 1))
     still = patch("time.monotonic", return_value=0.0)  # no report becomes due
     with contextlib.redirect_stdout(io.StringIO()), still, Account("picture", epochs=1) as account:
         account.optimizer(optimizer)
@@ -126,8 +129,8 @@ def stays() -> list[Stay]:
                 optimizer.zero_grad()
                 seen += 1
     return [
-        Stay(*where, tuple(dict.fromkeys(call[3] for call in calls)))
-        for where, calls in groupby(profile.calls, key=lambda call: call[:3])
+        Stay(moment, caller, module, tuple(dict.fromkeys(call[3] for call in calls)))
+        for (moment, caller, module), calls in groupby(profile.calls, key=lambda call: call[:3])
     ]
 
 
