@@ -27,6 +27,17 @@ train(DataLoader(data(1001), 20, sampler=sampler), before=sampler.set_epoch)
 """,
         ["1 sample is handed out twice (sample "],
     ),
+    "a skip in each epoch": (
+        """
+from accelerate import Accelerator, skip_first_batches
+loader = Accelerator(cpu=True).prepare(DataLoader(data(), 10, shuffle=True))
+train(skip_first_batches(loader, 3))
+""",
+        [
+            "the pass resumes from a state: 940 samples are handed out of 1000",
+            "each of 2 passes leaves out its first 3 batches: a loader that skip_first_batches() has returned",
+        ],
+    ),
     "an early end": (
         """
 setup()

@@ -18,6 +18,13 @@ def of_epochs(passes: Passes, world: int, same: Data) -> Iterator[Finding]:
     if len(numbered) < 2:
         return
     first = next(iter(numbered[0].values()))
+    skipped = {line.resumed for each in numbered for line in each.values()}
+    if len(skipped) == 1 and (batches := skipped.pop()):
+        yield note(
+            "skipped",
+            f"each of {len(numbered)} passes leaves out its first {batches} batches: a loader that "
+            "skip_first_batches() has returned is for the pass of a resume alone",
+        )
     orders = {tuple(sorted((rank, line.order) for rank, line in each.items())) for each in numbered}
     whole = all(line.whole for each in numbered for line in each.values())
     if first.order is None or first.samples < 2:
