@@ -226,7 +226,10 @@ class Stuck(Event, frozen=True, kw_only=True):
     """The ranks of a pod take no batch, or use no CPU. The pod's entry point has written their stacks."""
 
     seconds: Annotated[
-        float | None, says("time without a batch, or a CPU; null: the ranks are killed, as another pod has failed")
+        float | None,
+        says(
+            "time without a batch, or without the use of a CPU; null: the ranks are killed, as another pod has failed"
+        ),
     ]
     stands: Annotated[str, says("where the ranks stand, of all pods that have told it")]
     stacks: Annotated[str | None, says("file with the stacks; null if it could not be written")]
