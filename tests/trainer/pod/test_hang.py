@@ -1,5 +1,7 @@
 """Ranks that hang: where each stands is known before they end. Real agents, real ranks."""
 
+import contextlib
+import faulthandler
 import os
 import re
 import subprocess
@@ -170,6 +172,16 @@ def test_a_program_without_python_that_stands_still_is_told_by_its_name(alone: l
     launched.until("it is told", lambda: "rank 0 stands in the program sleep" in pod.errors)
     (tmp_path / "end").touch()
     assert pod.wait() == 0
+
+
+def test_a_rank_stands_in_the_function_that_called_pythons_own_library(tmp_path: Path) -> None:
+    with (tmp_path / "stacks").open("w+") as file:
+        with contextlib.ExitStack() as stack:  # its __exit__() writes the stacks: the innermost frame
+            stack.callback(faulthandler.dump_traceback, file)
+        file.seek(0)
+        found = file.read()
+    assert re.search(r'contextlib.py", line \d+ in .*\n(.*\n)*.*test_hang.py"', found)
+    assert re.fullmatch(r"test_a_rank_stands_in_the_function_\w+ \(test_hang.py:\d+\)", stacks.place(found))
 
 
 SIGNS = """

@@ -17,6 +17,7 @@ from torchtally_observer.signs import OVER, SIGN, SIGNAL
 _MOST = 1 << 16  # characters of a rank's stacks
 _ANSWER = 2.0  # seconds for a rank to write them
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$', re.MULTILINE)
+_PYTHONS_OWN = re.compile(r"<frozen |.*/lib/python3\.\d+/(?!site-packages/|dist-packages/)")
 
 
 @dataclass(frozen=True)
@@ -94,17 +95,25 @@ def of(folder: Path, rank: int, pid: int) -> str:
 def place(stacks: str) -> str:
     """Where a rank stands: the innermost frame of its main thread, which faulthandler puts last.
 
-    At Python's end, that waits for other threads: where they stand.
+    A frame outside Python's own library comes before one in it: it says who sleeps, waits, or reads.
+    At Python's end, that thread waits for others: where they stand.
     """
-    *others, main = map(_innermost, re.split(r"^(?=Current thread |Thread )", stacks, flags=re.MULTILINE))
-    if main.startswith("_shutdown (threading.py") and (threads := [each for each in others if each]):
-        return f"{main}, which waits for threads: {', '.join(dict.fromkeys(threads))}"
-    return main or "no Python code"
+    *others, main = re.split(r"^(?=Current thread |Thread )", stacks, flags=re.MULTILINE)
+    ending = _FRAME.search(main)
+    if ending and ending["function"] == "_shutdown" and ending["file"].endswith("threading.py"):
+        threads = ", ".join(dict.fromkeys(where for each in others if (where := _where(each))))
+        return f"{_text(ending)}, which waits for threads: {threads or 'of no Python code'}"
+    return _where(main) or "no Python code"
 
 
-def _innermost(thread: str) -> str:
-    found = _FRAME.search(thread)
-    return f"{found['function']} ({Path(found['file']).name}:{found['line']})" if found else ""
+def _where(thread: str) -> str:
+    frames = [*_FRAME.finditer(thread)]
+    found = next((each for each in frames if not _PYTHONS_OWN.match(each["file"])), next(iter(frames), None))
+    return _text(found) if found else ""
+
+
+def _text(frame: re.Match[str]) -> str:
+    return f"{frame['function']} ({Path(frame['file']).name}:{frame['line']})"
 
 
 def _catches(pid: int) -> bool:
