@@ -110,7 +110,7 @@ bench-gpu: ## compare throughput on one GPU within 10 minutes: bench/results/gpu
 	@tools/bench_gpu.sh $(ARGS)
 
 .PHONY: image
-image: ## build torchtally:$DEVICE (DEVICE=cpu|cuda, EXTRAS=compile,gpt,keras,mlflow,parquet,s3,spark,tensorboard,wandb,webdataset, INDEX_URL=, WHEELS=, CA=, BASE=: see docker/image.sh)
+image: ## build torchtally:$DEVICE (DEVICE=cpu|cuda, EXTRAS=compile,keras,mlflow,parquet,s3,spark,tensorboard,wandb,webdataset, INDEX_URL=, WHEELS=, CA=, BASE=: see docker/image.sh)
 	docker/image.sh build
 
 .PHONY: image-again

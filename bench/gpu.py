@@ -22,7 +22,7 @@ ROUNDS = {"cuda": 3, "cpu": 1}
 _SECONDS = 540  # of all programs
 _EACH = 90  # seconds of a program
 _ONCE = 150  # of one that has several trainings
-_PACKAGES = ("torch", "torchvision", "numpy", "accelerate", "lightning", "tokenizers", "pillow")
+_PACKAGES = ("torch", "torchvision", "numpy", "accelerate", "lightning", "pillow")
 _DEVICE = """
 import json, torch
 from torchtally.pod import device

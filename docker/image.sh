@@ -7,7 +7,7 @@
 #                            its provenance
 # Environment variables:
 #   DEVICE      cpu (default) or cuda
-#   EXTRAS      optional packages, separated by commas: compile (a compiler for torch.compile), gpt, keras, mlflow,
+#   EXTRAS      optional packages, separated by commas: compile (a compiler for torch.compile), keras, mlflow,
 #               parquet, s3, spark, tensorboard, wandb, webdataset
 #   REGISTRY    registry to push to, such as ghcr.io/me
 #   INDEX_URL   package indexes, separated by spaces, in order of preference; pip uses no others
@@ -29,8 +29,8 @@ case $device in cpu | cuda) ;; *) fail "DEVICE is '$device'; it must be cpu or c
 read -ra extras <<<"$(tr ',' '\n' <<<"${EXTRAS:-}" | sort -u | xargs)"
 for extra in "${extras[@]}"; do
     case $extra in
-    compile | gpt | keras | mlflow | parquet | s3 | spark | tensorboard | wandb | webdataset) ;;
-    *) fail "EXTRAS is '$EXTRAS'; allowed extras are compile, gpt, keras, mlflow, parquet, s3, spark, tensorboard, wandb and webdataset" ;;
+    compile | keras | mlflow | parquet | s3 | spark | tensorboard | wandb | webdataset) ;;
+    *) fail "EXTRAS is '$EXTRAS'; allowed extras are compile, keras, mlflow, parquet, s3, spark, tensorboard, wandb and webdataset" ;;
     esac
 done
 tag=$(IFS=- && echo "${extras[*]:+-${extras[*]}}")

@@ -9,7 +9,7 @@ if [ ! -e build/bench-gpu/commit ]; then
     exit 2
 fi
 found='import sys; from importlib.util import find_spec; sys.exit(not all(map(find_spec, sys.argv[1:])))'
-if .venv/bin/python -c "$found" torch accelerate lightning psutil tokenizers 2>/dev/null; then
+if .venv/bin/python -c "$found" torch accelerate lightning psutil 2>/dev/null; then
     exec .venv/bin/python -m bench.gpu "$@"
 fi
 python=${PYTHON:-python3}

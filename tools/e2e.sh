@@ -7,7 +7,7 @@
 #   E2E_CONTEXT     context of your kubeconfig, with the training operator installed: the tests use this cluster, in
 #                   their own namespaces, and leave it unchanged; with the following variables
 #   E2E_IMAGE       required: an image that the cluster can pull
-#   E2E_TASKS       1: include the tasks that need torchtally:cpu-gpt-keras-mlflow-spark (with E2E_CONTEXT:
+#   E2E_TASKS       1: include the tasks that need torchtally:cpu-keras-mlflow-spark (with E2E_CONTEXT:
 #                   E2E_TASKS_IMAGE)
 #   E2E_DATA        folder on each node with the data in fashion-mnist/, image-folder/ and mnist/; by default, the pods
 #                   download it
@@ -110,8 +110,8 @@ use_kind() {
         E2E_IMAGE=$(DEVICE=cpu REGISTRY=$(address) docker/image.sh push | tail -n 1)
     fi
     if [ -n "${E2E_TASKS:-}" ]; then
-        log "pushing torchtally:cpu-gpt-keras-mlflow-spark"
-        E2E_TASKS_IMAGE=$(DEVICE=cpu EXTRAS=gpt,keras,mlflow,spark REGISTRY=$(address) docker/image.sh push | tail -n 1)
+        log "pushing torchtally:cpu-keras-mlflow-spark"
+        E2E_TASKS_IMAGE=$(DEVICE=cpu EXTRAS=keras,mlflow,spark REGISTRY=$(address) docker/image.sh push | tail -n 1)
     fi
     export E2E_DATA=/e2e/data
     E2E_REGISTRY=$(address)

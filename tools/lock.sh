@@ -19,7 +19,7 @@ for package in torch torchvision; do
     fi
 done
 
-extras=(gpt keras mlflow parquet s3 spark tensorboard wandb webdataset)
+extras=(keras mlflow parquet s3 spark tensorboard wandb webdataset)
 
 export_lock() {
     "$uv" export --project ../trainer --frozen --no-dev --no-emit-project --extra train --extra vision "$@" \

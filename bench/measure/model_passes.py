@@ -71,8 +71,8 @@ def cases() -> Iterator[tuple[str, str, Case]]:
 
 
 def of_gpt(kind: torch.dtype = torch.float32) -> Case:
-    """A step of the task gpt, with weights of this type."""
-    tokens = torch.randint(1000, (gpt.BATCH, gpt.LENGTH + 1))
+    """A step of a GPT, with weights of this type."""
+    tokens = torch.randint(len(gpt.data().vocabulary), (gpt.BATCH, gpt.LENGTH + 1))
     return Case(gpt.model().to(kind), tokens[:, :-1], tokens[:, 1:].flatten(), gpt.BATCH * gpt.LENGTH)
 
 

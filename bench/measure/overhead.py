@@ -29,28 +29,34 @@ def main() -> None:
     task = sys.argv[1]
     own = {"OMP_NUM_THREADS": "1", "TORCHTALLY_DEVICE": "cpu", "PET_NPROC_PER_NODE": str(TASKS[task])}
     with tempfile.TemporaryDirectory() as output:
-        rank = [sys.executable, "-m", "bench.measure.overhead", "worker", task, "--epochs", "1"]
+        more = [] if task == "gpt" else ["--epochs", "1"]
+        rank = [sys.executable, "-m", "bench.measure.overhead", "worker", task, *more]
         subprocess.run(["torchtally", "run", "--", *rank, "--output", output], env=os.environ | own, check=True)
 
 
 def _worker(arguments: list[str]) -> None:
+    from examples import gpt
     from torchtally.accounting.ledger import tally
     from torchtally.accounting.ledger.epoch_in_progress import EpochInProgress
     from torchtally.accounting.run import counting
     from torchtally.commands import train
     from torchtally.proof.shards import Shard
-    from torchtally.tasks.gpt import training
     from torchtally.training import loop
 
     names: Any = counting
     names.prove = _timed("proof", names.prove)
     loop.Loop.fit = _timed("training", loop.Loop.fit)  # type: ignore[method-assign]
-    training.Trainer.train = _timed("training", training.Trainer.train)  # type: ignore[method-assign]
+    gpt.train = _timed("training", gpt.train)
     EpochInProgress.hand_out = _timed("proof", EpochInProgress.hand_out)  # type: ignore[method-assign]
     tally.Tally.record = _timed("proof", tally.Tally.record)  # type: ignore[method-assign]
     Shard.indices = _timed("order", Shard.indices)  # type: ignore[method-assign]
-    sys.argv = arguments
-    code = train.main()
+    if arguments[1] == "gpt":
+        sys.argv = arguments[1:]
+        gpt.main()
+        code = 0
+    else:
+        sys.argv = arguments
+        code = train.main()
     if code == 0 and os.environ["RANK"] == "0":
         world = int(os.environ["WORLD_SIZE"])
         for what in ("proof", "order"):

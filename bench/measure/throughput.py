@@ -46,7 +46,7 @@ TASKS = {
     "keras-mnist": Compared(150, tools=("torchtally", "blog"), seconds=2),
     "gpt-ddp": Compared(80),
     # Accelerate shards no model on CPUs.
-    "gpt-fsdp2": Compared(80, tools=("torchtally", "blog", "lightning"), epochs=10, seconds=2),
+    "gpt-fsdp2": Compared(80, tools=("torchtally", "blog", "lightning")),
     "image-folder-64": Compared(24, tools=("torchtally", "accelerate", "lightning"), worlds=(1, 2), seconds=2),
     "image-folder-224": Compared(4, tools=("torchtally", "accelerate", "lightning"), worlds=(1, 2), seconds=4),
 }
@@ -86,13 +86,11 @@ def measured(tool: str, task: str, world: int, started: bool = True) -> tuple[fl
 
 def _own(task: str, world: int) -> tuple[float, float]:
     epochs, seconds = TASKS[task].epochs, TASKS[task].seconds
-    if task == "gpt-ddp":  # torchtally's task shards its model; this is a loop of a user's own
+    if task.startswith("gpt"):  # a loop of a user's own
         own = {"PET_NPROC_PER_NODE": str(world), "TORCHTALLY_DEVICE": "cpu", "GLIBC_TUNABLES": TUNABLES}
         loop = [*TORCHTALLY, "run", "--", sys.executable, "-m", *_script("tallied", task, world)]
         result = told(loop, environment("cpu") | own)
         return result["samples"] / result["seconds"], 0.0
-    if task == "gpt-fsdp2":
-        return ours("gpt", world, (), epochs=epochs, seconds=seconds)
     if task.startswith("image-folder"):
         from bench.peers import images  # imports torchvision
 

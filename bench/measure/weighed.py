@@ -17,12 +17,11 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
+from bench.peers import gpt
 from bench.sample import emit
 from torchtally import Account
 from torchtally.tasks.fashion_mnist import task as fashion_mnist
-from torchtally.tasks.fashion_mnist.options import Options as OfImages
-from torchtally.tasks.gpt.model import GPT
-from torchtally.tasks.gpt.options import Options as OfText
+from torchtally.tasks.fashion_mnist.options import Options
 
 MEASURE = "added to a step by an account"
 GOALS = {"fashion-mnist": 3.0, "gpt": 1.0}  # %, at most
@@ -30,19 +29,15 @@ _WARM, _BLOCKS, _STEPS = 20, 10, 50
 
 
 def _images() -> tuple[Callable[[], nn.Module], TensorDataset, int]:
-    options = OfImages()
+    options = Options()
     n = options.batch_size * (_WARM + _BLOCKS * _STEPS)
     data = TensorDataset(torch.rand(n, 28, 28), torch.randint(10, (n,)))
     return lambda: fashion_mnist.model(options), data, options.batch_size
 
 
 def _text() -> tuple[Callable[[], nn.Module], TensorDataset, int]:
-    options = OfText()
-    n = options.batch_size * (_WARM + _BLOCKS * _STEPS)
-    tokens = torch.randint(options.vocabulary, (n, options.length + 1))
-    data = TensorDataset(tokens[:, :-1], tokens[:, 1:])
-    sizes = {name: getattr(options, name) for name in ("vocabulary", "width", "layers", "heads")}
-    return lambda: GPT(**sizes), data, options.batch_size
+    tokens = torch.randint(len(gpt.data().vocabulary), (gpt.BATCH * (_WARM + _BLOCKS * _STEPS), gpt.LENGTH + 1))
+    return gpt.model, TensorDataset(tokens[:, :-1], tokens[:, 1:]), gpt.BATCH
 
 
 _TASKS = {"fashion-mnist": _images, "gpt": _text}

@@ -1,12 +1,15 @@
-"""What the loops of the task gpt have in common: text, model, optimizer, schedule, and loss of torchtally's own task.
+"""What the loops of a GPT have in common: text, model, optimizer, schedule, and loss of examples/gpt.py.
 
 The layers compute in bfloat16: in gpt and gpt-ddp by autocast, in gpt-fsdp2 by FSDP2's policy.
 """
 
 import json
+import math
 import os
 import sys
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache
+from pydoc_data.topics import topics
 from typing import Any
 
 import torch
@@ -18,28 +21,32 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LambdaLR
 
 from bench.peers.common import Clock, device
+from examples.gpt import GPT, Characters
 from torchtally.environment import Places
-from torchtally.tasks.gpt import text
-from torchtally.tasks.gpt.model import GPT
-from torchtally.tasks.gpt.options import Options
-from torchtally.tasks.gpt.training import rate
 
-_OPTIONS = Options(**json.loads(os.environ.get("BENCH_GPT", "{}")))
-BATCH, LENGTH = _OPTIONS.batch_size, _OPTIONS.length
+_SMALL = {"layers": 3, "width": 96, "heads": 4, "length": 64, "batch": 8}
+_SIZES = _SMALL | json.loads(os.environ.get("BENCH_GPT", "{}"))
+BATCH, LENGTH = _SIZES["batch"], _SIZES["length"]
 CLIPPED = 1.0
 
 
-def arguments() -> tuple[str, text.Windows, Clock]:
+def arguments() -> tuple[str, Characters, Clock]:
     """The task, its data and the clock, from the command line: TASK FOLDER STEPS."""
     task, _, steps = sys.argv[1:]
-    places = Places.from_env(os.environ)
-    found = text.load(places.data, places.cache, _OPTIONS.vocabulary)
-    return task, text.split(found, LENGTH)[0], Clock(int(steps), batch=BATCH)
+    return task, data(), Clock(int(steps), batch=BATCH)
+
+
+@cache
+def data() -> Characters:
+    """The text of the data folder, by default that of the example."""
+    folder = Places.from_env(os.environ).data
+    texts = [path.read_text() for path in sorted(folder.rglob("*.py"))] if folder else topics.values()
+    return Characters("\n".join(texts), LENGTH)
 
 
 def model() -> nn.Module:
     torch.manual_seed(0)
-    return GPT(vocabulary=_OPTIONS.vocabulary, width=_OPTIONS.width, layers=_OPTIONS.layers, heads=_OPTIONS.heads)
+    return GPT(len(data().vocabulary), LENGTH, _SIZES["width"], _SIZES["layers"], _SIZES["heads"])
 
 
 def parallel(task: str, net: nn.Module) -> nn.Module:
@@ -64,17 +71,11 @@ def autocast(task: str) -> AbstractContextManager[Any]:
 
 
 def optimizer(net: nn.Module) -> torch.optim.Optimizer:
-    """AdamW, with weight decay for matrices alone."""
-    parameters = [*net.parameters()]
-    groups = [
-        {"params": [each for each in parameters if each.ndim == 2], "weight_decay": 0.1},
-        {"params": [each for each in parameters if each.ndim != 2], "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW(groups, lr=_OPTIONS.lr, betas=(0.9, 0.95))
+    return torch.optim.AdamW(net.parameters(), lr=3e-3)
 
 
 def schedule(made: torch.optim.Optimizer, steps: int) -> LambdaLR:
-    return LambdaLR(made, lambda step: rate(step / steps))
+    return LambdaLR(made, lambda step: (1 + math.cos(math.pi * min(1, step / steps))) / 2)
 
 
 def loss(net: nn.Module, tokens: Tensor) -> Tensor:

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from bench.peers import common, forked, gpt, images
+from bench.peers import common, forked, images
 from torchtally import tasks
-from torchtally.tasks.gpt import training
 from torchtally.tasks.image_folder import images as image_folder
 
 CASES = [("fashion-mnist", True), ("mnist-cnn", True), ("mnist-cnn", False), ("keras-mnist", True)]
@@ -75,15 +74,6 @@ def test_a_resnet_and_its_images_are_the_tasks_own(tmp_path: Path, monkeypatch: 
     torch.testing.assert_close(torch.stack([files[index][0] for index in range(10)]), task.inputs(decoded))
     assert [files[index][1] for index in range(10)] == ours.labels.tolist()
     assert common.bfloat16(name) == (chosen.precision == "bfloat16")
-
-
-def test_a_gpt_and_its_optimizer_are_the_tasks_own() -> None:
-    chosen = tasks.OPTIONS["gpt"]()
-    model = gpt.model()
-    ours, peers = training._optimizer(model, chosen), gpt.optimizer(model)
-    for one, other in zip(ours.param_groups, peers.param_groups, strict=True):
-        assert [id(each) for each in one["params"]] == [id(each) for each in other["params"]]
-        assert {**one, "params": None, "fused": None} == {**other, "params": None, "fused": None}
 
 
 def test_ranks_that_are_forked_tell_what_rank_0_prints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

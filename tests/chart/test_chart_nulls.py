@@ -130,7 +130,7 @@ def parent(tmp_path: Path) -> Callable[..., Path]:
 def test_nulls_of_a_parent_chart_render(render: Render, parent: Callable[..., Path]) -> None:
     """Helm 4 ignores those in the parent's own values.yaml, and Helm 3 takes the defaults away."""
     nulls = {name: None for name in DEFAULTS if name not in SCHEMA["required"]}
-    nulls |= {"podSecurityContext": {"runAsUser": None}, "task": "gpt"}
+    nulls |= {"podSecurityContext": {"runAsUser": None}, "task": "mnist-cnn"}
     chart = parent(torchtally=nulls)
     [job] = [each for each in render(chart=chart) if each["kind"] == "PyTorchJob"]
     assert job["spec"]["pytorchReplicaSpecs"]["Worker"]["replicas"] == 3
@@ -142,7 +142,7 @@ def test_nulls_of_a_parent_chart_render(render: Render, parent: Callable[..., Pa
 
 
 def test_a_chart_can_have_this_one_twice(helm: Helm, render: Render, parent: Callable[..., Path]) -> None:
-    chart = parent(torchtally={}, evaluation={"task": "gpt"})
+    chart = parent(torchtally={}, evaluation={"task": "mnist-cnn"})
     documents = render(chart=chart)
     names = [(each["kind"], each["metadata"]["name"]) for each in documents]
     assert len(names) == len(set(names))

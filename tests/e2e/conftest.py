@@ -40,7 +40,7 @@ def cluster() -> None:
 def tasks_image(cluster: None) -> str:
     """The image with what only some tasks need."""
     if not (name := os.environ.get("E2E_TASKS_IMAGE")):
-        pytest.skip("only with E2E_TASKS=1, and the image that `make image EXTRAS=gpt,keras,mlflow,spark` builds")
+        pytest.skip("only with E2E_TASKS=1, and the image that `make image EXTRAS=keras,mlflow,spark` builds")
     return name
 
 

@@ -35,7 +35,6 @@ TASKS = [
     Task(("run", "mnist-cnn", "--mlflow", "tasks"), "mnist", at_least=0.2),  # in 450 steps
     Task(("run", "keras-mnist"), "mnist", at_least=0.98),
     Task(("run", "image-folder"), "image-folder", at_least=0.6, samples=(1000, 300)),
-    Task(("run", "gpt"), None, at_least=0.15, samples=(2309, 7808)),
     Task(("run", "parameter-server"), None, at_least=0.97, samples=(100, 1000)),
     Task(("run", "parameter-server", "--form", "collective"), None, at_least=0.97, samples=(100, 1000)),
 ]

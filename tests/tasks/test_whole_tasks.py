@@ -14,7 +14,7 @@ from task_table import TASKS, Task, judged
 
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "charts/torchtally"
-IMAGE = os.environ.get("TORCHTALLY_TASKS_IMAGE", "torchtally:cpu-gpt-keras-mlflow-spark")
+IMAGE = os.environ.get("TORCHTALLY_TASKS_IMAGE", "torchtally:cpu-keras-mlflow-spark")
 LIMIT = 1800  # seconds
 
 each_task = pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name.replace(" ", ""))
@@ -37,7 +37,7 @@ def test_by_run_local(task: Task, tmp_path: Path) -> None:
 @each_task
 def test_by_docker_run(task: Task, tmp_path: Path) -> None:
     if subprocess.run(["docker", "image", "inspect", IMAGE], capture_output=True).returncode:
-        pytest.skip(f"no image {IMAGE}: `make image EXTRAS=gpt,keras,mlflow,spark` builds it")
+        pytest.skip(f"no image {IMAGE}: `make image EXTRAS=keras,mlflow,spark` builds it")
     command = ["docker", "run", "--rm", "--read-only", "--tmpfs=/tmp", "--tmpfs=/cache:uid=1000,mode=0775"]
     command += ["--tmpfs=/output:uid=1000,mode=0775", "--cap-drop=ALL", "--shm-size=256m", "--env=PET_NPROC_PER_NODE=4"]
     if task.data:

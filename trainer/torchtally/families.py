@@ -15,7 +15,7 @@ FAMILIES = {
     "T01": ("cli", "commands", "tasks", "options", "training", "console"),
     "T02": ("environment", "pod", "monitoring"),
     "T03": ("pod.device",),
-    "T04": ("datasets", "tasks.image_folder", "tasks.gpt"),
+    "T04": ("datasets", "tasks.image_folder"),
     "T05": ("streams",),
     "T06": ("accounting",),
     "T07": ("accounting.order",),

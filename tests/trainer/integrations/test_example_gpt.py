@@ -29,8 +29,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
     return whole(folder, folder / "output", 2, *command(folder))
 
 
-@pytest.mark.nightly  # by day, such a loop is killed in test_checkpoints.py, and the task gpt in test_gpt.py
-@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("world", [2, pytest.param(3, marks=pytest.mark.nightly)])
 def test_a_killed_gpt_goes_on_where_its_weights_stand(world: int, tmp_path: Path, undisturbed: str) -> None:
     second = killed_and_resumed(tmp_path, tmp_path / "output", (2, world), *command(tmp_path))
     last = tallied(second)[-1]

@@ -1,1 +1,0 @@
-"""A GPT on text files, sharded over all ranks."""
