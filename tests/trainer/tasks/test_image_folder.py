@@ -7,7 +7,6 @@ from typing import Any
 import clean_log
 import pytest
 import torch
-import webdataset
 from accounts import tallied
 from PIL import Image
 from safetensors.torch import save_file
@@ -17,7 +16,6 @@ from torchvision.transforms.v2 import functional
 
 from torchtally import events, tasks
 from torchtally.errors import Refused
-from torchtally.streams.webdataset import make_index
 from torchtally.tasks.image_folder import folder
 from torchtally.tasks.image_folder import task as image_folder
 from torchtally.tasks.image_folder.images import Images
@@ -41,33 +39,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.fixture(scope="module")
-def tars(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same images in tar files, in the same order."""
-    root, found = tmp_path_factory.mktemp("tars"), folder.scan(data)
-    for phase, images in (("train", found.train), ("val", found.test)):
-        files = [path for path, _ in images.files.of(range(len(images.files)))]
-        write_tars(root / phase, [(Path(str(path)), label) for path, label in zip(files, images.labels, strict=True)])
-    return root
-
-
-def write_tars(place: Path, images: list[tuple[Path, Any]], **others: bytes) -> None:
-    place.mkdir(parents=True)
-    with webdataset.ShardWriter(f"{place}/%03d.tar", maxcount=5, verbose=0) as sink:
-        for number, (path, label) in enumerate(images):
-            sink.write({"__key__": f"{number:04}", "png": path.read_bytes(), "cls": label, **others})
-    for shard in place.glob("*.tar"):
-        make_index(shard)
-
-
-@pytest.mark.parametrize(
-    ("kind", "classes"), [("data", CLASSES), pytest.param("tars", ("0", "1", "2"), marks=pytest.mark.nightly)]
-)
-def test_killed_in_an_epoch_it_goes_on_to_the_same_bits(
-    kind: str, classes: tuple[str, ...], tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
+def test_killed_in_an_epoch_it_goes_on_to_the_same_bits(data: Path, tmp_path: Path) -> None:
     """Crops and flips are random, so equal bits also say that they are drawn again as they were."""
-    data: Path = request.getfixturevalue(kind)
     train = ["run", "image-folder", *TINY, "--epochs", "3", "--lr", "0.003", "--save-seconds", "0.001"]
     undisturbed = whole(data, tmp_path / "undisturbed", 2, *train)
     clean_log.assert_clean(undisturbed)
@@ -76,7 +49,7 @@ def test_killed_in_an_epoch_it_goes_on_to_the_same_bits(
     assert after["model"] == before["model"]
     assert after["phases"]["train"]["consumed"] == 3 * (51 - 51 % 2)  # drop_last, as the model has BatchNorm
     epochs = reported(undisturbed, events.Epoch)
-    assert json.loads((tmp_path / "killed/classes.json").read_text()) == list(classes)
+    assert json.loads((tmp_path / "killed/classes.json").read_text()) == list(CLASSES)
 
     evaluated = whole(
         data, tmp_path, 3, "evaluate", "image-folder", *TINY[:2], "--checkpoint", str(tmp_path / "killed")
@@ -84,65 +57,14 @@ def test_killed_in_an_epoch_it_goes_on_to_the_same_bits(
     assert f"({round(epochs[-1].test_accuracy * 21)} of 21)" in evaluated
 
 
-def test_a_model_without_batch_norm_trains_on_every_sample_once_and_learns(tars: Path, tmp_path: Path) -> None:
+def test_a_model_without_batch_norm_trains_on_every_sample_once_and_learns(data: Path, tmp_path: Path) -> None:
     small = ["--model", "squeezenet1_1", "--size", "32", "--batch-size", "5"]  # its loss falls with any seed
-    printed = whole(tars, tmp_path, 2, "run", "image-folder", *small, "--epochs", "4", "--lr", "0.0003")
+    printed = whole(data, tmp_path, 2, "run", "image-folder", *small, "--epochs", "4", "--lr", "0.0003")
     lines = tallied(printed)
     assert lines[-1]["phases"]["train"]["consumed"] == 4 * 51
     assert lines[-1]["phases"]["test"]["consumed"] == 4 * 21
-    assert {line["order"].split()[0] for line in lines if line["phase"] == "train"} == {"locality-1"}
     epochs = reported(printed, events.Epoch)
     assert epochs[-1].loss < epochs[0].loss
-
-
-def test_images_in_tar_files_are_those_of_the_folder(data: Path, tars: Path) -> None:
-    plain, packed = folder.scan(data), folder.scan(tars)
-    for one, other in ((plain.train, packed.train), (plain.test, packed.test)):
-        assert one.labels == other.labels
-        every = torch.arange(len(one.labels)).flip(0)
-        assert torch.equal(*(Images(each.files, 16, augmented=False)[every] for each in (one, other)))
-    assert packed.classes == ["0", "1", "2"]
-    assert packed.fingerprint != plain.fingerprint
-
-
-@pytest.mark.parametrize(
-    ("labels", "others", "message"),
-    [
-        ((0, 1), {}, ""),
-        (
-            ("cat", "dog"),
-            {},
-            r"train/000\.tar: 0000\.cls \(--data\) must be the number of a class, from 0, and is b'cat'",
-        ),
-        ((1, 2), {}, "has no sample of the class 0, and has one of 2"),
-        ((0, 0), {}, r"val \(--data\) has a sample of the class 1, and \S+train none"),
-        (
-            (0, 1),
-            {"jpg": b"x"},
-            r"the sample 0000 in \S+/000\.tar \(--data\) must have one image of jpg, .*, and has 2",
-        ),
-    ],
-)
-def test_tar_files_that_cannot_be_trained_on_are_refused_by_name(
-    labels: tuple[Any, Any], others: dict[str, bytes], message: str, data: Path, tmp_path: Path
-) -> None:
-    images = [data / "val/dark/0.png", data / "val/dark/1.png"]
-    write_tars(tmp_path / "train", [*zip(images, labels, strict=True)], **others)
-    write_tars(tmp_path / "val", [*zip(images, (0, 1), strict=True)])
-
-    def read() -> None:
-        Images(folder.scan(tmp_path).train.files, 8, augmented=False)[0:2]
-
-    if not message:
-        read()
-        (tmp_path / "val/dark").mkdir()
-        with pytest.raises(Refused, match=r"must hold tar files or folders of images, and holds dark beside"):
-            read()
-        (tmp_path / "val/dark").rmdir()
-        (tmp_path / "val/000.tar").unlink()
-        message = r"val \(--data\) must hold tar files, as train does"
-    with pytest.raises(Refused, match=message):
-        read()
 
 
 def test_pixels_follow_from_the_seed_and_those_of_a_test_from_the_image_alone(data: Path) -> None:

@@ -112,20 +112,6 @@ def with_retries(write: Callable[[], Written], output: Path, source: events.Sour
         time.sleep(_WRITE_INTERVAL)
 
 
-def refuse_another(facts: Mapping[str, Any], output: Path) -> None:
-    """Raise Refused if `output` has the proof of a training with other facts, whose model would be replaced."""
-    try:
-        before = Statement.parse((output / PROOF).read_bytes()).predicate.training or {}
-        other = next((name for name, value in facts.items() if before[name] != value), None)
-    except (OSError, ValueError, LookupError):
-        return
-    if other:
-        raise Refused(
-            f"the model in {output} is of another training: its {other} is {json.dumps(before[other])} and now it is "
-            f"{json.dumps(facts[other])}; continue as before, or choose another --output"
-        )
-
-
 def is_complete(task: str, chosen: Training, fingerprint: str, output: Path) -> bool:
     """Whether this training is complete in `output`; if so, print its last line again.
 

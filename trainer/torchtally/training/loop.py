@@ -70,7 +70,6 @@ class Loop:
             batch_size=None if options.global_batch_size else options.batch_size,
             global_batch_size=options.global_batch_size,
             contract=contract,
-            order=train.order,
             fingerprint=task.fingerprint,
         )
         self._test_sampler = account.sampler(

@@ -8,7 +8,6 @@ from typing import Any, Protocol, Self
 import torch
 from torch import Tensor, nn
 
-from torchtally.accounting.order.locality import Locality
 from torchtally.options import Training
 
 
@@ -26,21 +25,16 @@ class Inputs(Protocol):
 
 @dataclass(frozen=True)
 class Samples:
-    """Inputs and labels, indexed alike.
-
-    Attributes:
-        order: The order in which an epoch of training takes them (default: one over all samples).
-    """
+    """Inputs and labels, indexed alike."""
 
     inputs: Tensor | Inputs
     labels: Tensor
-    order: Locality | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def to(self, device: torch.device) -> "Samples":
-        return Samples(self.inputs.to(device), self.labels.to(device), self.order)
+        return Samples(self.inputs.to(device), self.labels.to(device))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,9 +3,7 @@
 import hashlib
 import shutil
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
-from typing import BinaryIO
 
 from filelock import FileLock
 from PIL import Image
@@ -13,32 +11,16 @@ from torchvision.datasets.folder import IMG_EXTENSIONS, find_classes, make_datas
 
 from torchtally.datasets import idx
 from torchtally.errors import Refused
-from torchtally.tasks.image_folder import tars
 from torchtally.tasks.image_folder.images import Data, Labeled
 
 _DEMO = {"train": 100, "test": 30}  # images of each class
 _CLASSES = ("t-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle-boot")
 
 
-class Paths:
-    """The files of a folder's images."""
-
-    def __init__(self, paths: list[str]):
-        self._paths = paths
-
-    def __len__(self) -> int:
-        return len(self._paths)
-
-    def of(self, numbers: Sequence[int]) -> list[tuple[str, str | BinaryIO]]:
-        return [(self._paths[number], self._paths[number]) for number in numbers]
-
-
 def scan(root: Path) -> Data:
-    """Find the classes and files in `root`, in the order of their names. Raises Refused and Volume."""
+    """Find the classes and files in `root`, in the order of their names. Raises Refused."""
     try:
         test = next((root / name for name in ("val", "test") if (root / name).is_dir()), root / "test")
-        if any((root / "train").glob("*.tar")):
-            return tars.scan(root / "train", test)
         classes, numbers = find_classes(root / "train")
         if (others := find_classes(test)[0]) != classes:
             raise FileNotFoundError(f"{test} has the classes {', '.join(others)}, and train has {', '.join(classes)}")
@@ -46,14 +28,12 @@ def scan(root: Path) -> Data:
             name: make_dataset(str(place), numbers, IMG_EXTENSIONS)
             for name, place in (("train", root / "train"), ("test", test))
         }
-        train, tests = (
-            Labeled(Paths([path for path, _ in each]), [label for _, label in each]) for each in files.values()
-        )
+        train, tests = (Labeled([path for path, _ in each], [label for _, label in each]) for each in files.values())
         return Data(classes=classes, train=train, test=tests, fingerprint=_fingerprint(root, files))
     except OSError as error:
         raise Refused(
             f"the data folder {root} (--data) must hold the folders train and val or test, each with a folder of "
-            f"images for each class, or with tar files of WebDataset: {str(error).splitlines()[0]}"
+            f"images for each class: {str(error).splitlines()[0]}"
         ) from None
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, BinaryIO, Protocol
+from typing import Any
 
 import loky
 import torch
@@ -15,39 +15,27 @@ from torch import Tensor
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional
 
-from torchtally.accounting.order.locality import Locality
 from torchtally.errors import Refused
 
-_Encoded = tuple[str, str | BinaryIO]  # its name, and its path or its contents
 _RESIZED = 256 / 224  # of the shorter side to the crop of an evaluation, as in torchvision's own
-
-
-class Files(Protocol):
-    """Encoded images by number."""
-
-    def __len__(self) -> int: ...
-
-    def of(self, numbers: Sequence[int]) -> list[tuple[str, str | BinaryIO]]:
-        """The name of each, for a sentence, and its path or its contents."""
 
 
 @dataclass(frozen=True)
 class Labeled:
     """The images of a phase."""
 
-    files: Files
+    files: list[str]
     labels: list[int]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Data:
-    """The images of both phases, and the order in which a training takes them."""
+    """The images of both phases."""
 
     classes: list[str]
     train: Labeled
     test: Labeled
     fingerprint: str
-    order: Locality | None = None  # one over all samples
 
 
 @dataclass
@@ -67,7 +55,7 @@ class Images:
     step that was begun has a seed of its own. Other rows take PyTorch's generator as it is.
     """
 
-    def __init__(self, files: Files, size: int, *, augmented: bool, device: torch.device | None = None):
+    def __init__(self, files: Sequence[str], size: int, *, augmented: bool, device: torch.device | None = None):
         self._files, self._size, self._augmented = files, size, augmented
         self._device = device or torch.device("cpu")
         self._ahead: deque[_Step] = deque()
@@ -87,9 +75,7 @@ class Images:
 
     def __getitem__(self, chosen: Tensor | slice) -> Tensor:
         numbers = tuple(range(*chosen.indices(len(self))) if isinstance(chosen, slice) else chosen.tolist())
-        pixels = (
-            self._random(numbers) if self._augmented else self._threads.map(self._centered, self._files.of(numbers))
-        )
+        pixels = self._random(numbers) if self._augmented else self._threads.map(self._centered, self._paths(numbers))
         rows = torch.stack([torch.empty(3, self._size, self._size, dtype=torch.uint8), *pixels])[1:]
         if self._device.type == "cuda":  # a copy from other memory would wait for the step before
             rows = rows.pin_memory()
@@ -110,7 +96,10 @@ class Images:
         return step.pixels or self._transform(step)
 
     def _decode(self, numbers: tuple[int, ...], seed: int | None = None) -> "_Step":
-        return _Step(numbers, seed, [self._threads.submit(_decoded, each) for each in self._files.of(numbers)])
+        return _Step(numbers, seed, [self._threads.submit(_decoded, each) for each in self._paths(numbers)])
+
+    def _paths(self, numbers: Sequence[int]) -> list[str]:
+        return [self._files[number] for number in numbers]
 
     def _transform(self, step: "_Step") -> Iterator[Tensor]:
         decoded = [each.result() for each in step.decoded]
@@ -128,8 +117,8 @@ class Images:
         step.pixels = self._threads.map(transformed, decoded, crops, flips)
         return step.pixels
 
-    def _centered(self, encoded: _Encoded) -> Tensor:
-        return _centered(self._size)(_decoded(encoded))
+    def _centered(self, path: str) -> Tensor:
+        return _centered(self._size)(_decoded(path))
 
 
 def _centered(size: int) -> Callable[[Tensor], Tensor]:
@@ -137,14 +126,13 @@ def _centered(size: int) -> Callable[[Tensor], Tensor]:
     return centered
 
 
-def _decoded(encoded: _Encoded) -> Tensor:
+def _decoded(path: str) -> Tensor:
     """Pixels (3, height, width) as uint8. Raises Refused."""
-    name, source = encoded
     try:
-        with Image.open(source) as image:
+        with Image.open(path) as image:
             pixels: Tensor = functional.pil_to_tensor(image.convert("RGB"))
         return pixels
     except (OSError, ValueError, SyntaxError) as error:
         raise Refused(
-            f"the image {name} (--data) cannot be decoded: {str(error).splitlines()[0]}; mend or remove it"
+            f"the image {path} (--data) cannot be decoded: {str(error).splitlines()[0]}; mend or remove it"
         ) from None

@@ -36,7 +36,7 @@ def task(options: Training) -> Task:
         train = Images(data.train.files, options.size, augmented=True)
         test = Images(data.test.files, options.size, augmented=False)
         return (
-            Samples(train, torch.tensor(data.train.labels), order=data.order),
+            Samples(train, torch.tensor(data.train.labels)),
             Samples(test, torch.tensor(data.test.labels)),
         )
 
