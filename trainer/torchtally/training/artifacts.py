@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any, TypeVar
+from typing import Any
 
 from torch import nn
 
@@ -25,8 +25,6 @@ from torchtally.proof.line import PREFIX
 from torchtally.proof.statement import Statement
 from torchtally.training.results import Epoch
 from torchtally.training.task import Task
-
-Written = TypeVar("Written")
 
 MODEL, PROOF = "model.pt", proof_file.NAME
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -65,7 +63,7 @@ def write_model(model: nn.Module, task: Task, output: Path, source: events.Sourc
         for name, contents in files.items():
             replace(output / name, contents)
 
-    with_retries(write, output, source)
+    _with_retries(write, output, source)
     return {name: hashlib.sha256(contents).hexdigest() for name, contents in files.items()}
 
 
@@ -90,17 +88,18 @@ def write_proof(
         lines, results = kept_lines.lines(last["run"]), [asdict(epoch) for epoch in epochs]
         proof_file.write(output / PROOF, hashes, lines, last, checkpoint=found, training=facts, epochs=results)
 
-    with_retries(write, output, source)
+    _with_retries(write, output, source)
     others = "".join(f", {output / name}" for name in hashes if name != MODEL)
     log.info(f"wrote {output / MODEL} ({sha256_text(hashes[MODEL])}){others} and {output / PROOF}")
 
 
-def with_retries(write: Callable[[], Written], output: Path, source: events.Source) -> Written:
+def _with_retries(write: Callable[[], None], output: Path, source: events.Source) -> None:
     """Write, with retries, because the training is complete. Raises Volume."""
     until, told = time.monotonic() + _WRITE_TIMEOUT, ""
     while True:
         try:
-            return write()
+            write()
+            return
         except OSError as error:
             message = f"the model cannot be written to {output} (--output, TORCHTALLY_OUTPUT): {error}"
             events.emit(events.WriteFailed(output=str(output), cause=str(error)), source)
