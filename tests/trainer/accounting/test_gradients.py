@@ -561,7 +561,7 @@ def names_equal_copies_twice(inputs_first: bool = False) -> list[int]:
             named = inputs if inputs_first else labels
             (account.weigh(model(inputs).mean(), named) + account.weigh(model(inputs).sum(), labels)).backward()
             optimizer.step()
-            counted += [each.counted for each in account._phases.in_progress]
+            counted += [each.counted for each in account._phases.open.all]
             kept = ahead
         optimizer.zero_grad()
         account.weigh(model(kept[0]).mean(), kept[1]).backward()

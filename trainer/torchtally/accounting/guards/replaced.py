@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from torchtally.accounting.guards.guard import Guard
-from torchtally.accounting.guards.steps import Steps
+from torchtally.accounting.ledger.weights import Weights
 from torchtally.checkpoints.objects import Objects
 
 _LEFT = (
@@ -18,11 +18,11 @@ class Replaced(Guard):
 
     name = "replaced"
 
-    def __init__(self, steps: Steps) -> None:
-        self._steps = steps
+    def __init__(self, weights: Weights) -> None:
+        self._weights = weights
 
     def tells(self, phase: str) -> Any:
-        written, self._steps.written = self._steps.written, False
+        written, self._weights.written = self._weights.written, False
         return written
 
     def judges(self, epoch: str, told: Mapping[int, Any]) -> str | None:
@@ -33,6 +33,6 @@ class Replaced(Guard):
         return self.ends()
 
     def ends(self) -> str | None:
-        judged = (each for each in self._steps.watched if each.fresh and each.lasts and each.replicated)
+        judged = (each for each in self._weights.watched if each.fresh and each.lasts and each.replicated)
         judged = (each for each in judged if each.steps > 1)
-        return None if self._steps.blind or all(each.is_as_left() for each in judged) else _LEFT
+        return None if self._weights.blind or all(each.is_as_left() for each in judged) else _LEFT

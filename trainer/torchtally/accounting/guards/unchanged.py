@@ -1,10 +1,10 @@
 """An epoch whose steps leave nothing in the weights."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from torchtally.accounting.guards.guard import Guard
-from torchtally.accounting.guards.steps import Steps
+from torchtally.accounting.ledger.gradients import Gradients
 
 
 class Unchanged(Guard):
@@ -12,11 +12,11 @@ class Unchanged(Guard):
 
     name = "unchanged"
 
-    def __init__(self, steps: Steps, end: Callable[[str], tuple[list[int], list[str]]]) -> None:
-        self._steps, self._end = steps, end
+    def __init__(self, gradients: Gradients) -> None:
+        self._gradients = gradients
 
     def tells(self, phase: str) -> Any:
-        return self._steps.is_unchanged(phase), *self._end(phase)
+        return self._gradients.weights.is_unchanged(phase), *self._gradients.end(phase)
 
     def judges(self, epoch: str, told: Mapping[int, Any]) -> str | None:
         self.caveats = sorted({each for _, _, said in told.values() for each in said})
