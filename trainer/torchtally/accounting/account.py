@@ -48,7 +48,8 @@ class Account(Lifetime):
         task: Name of the run in its logs and proofs.
         epochs: Number of epochs of the only phase, `train`. `Steps(100_000)` or `Tokens(10**9, each=1024)` in place of
             a number ends the last epoch where these are reached.
-        plan: The same for each of several phases, such as `{"train": 10, "test": 10}`.
+        plan: The same for each of several phases, such as `{"train": 10, "test": 10}`. `Every(3)` is an epoch after
+            each third one of the first phase.
         seed: Seed of the order of samples, from 0.
         group: The ranks that share the samples (default: all). With tensor, pipeline or context parallelism, that is
             the data-parallel group: `mesh["dp"].get_group()`. Ranks outside it have groups of their own.

@@ -10,14 +10,12 @@ class Body:
     Attributes:
         loaded: Epoch of a loaded state, if the rest of its body still has to run.
         rest: The first epoch after a resume, of whose body a part may be made.
-        over: The last epoch whose body has run to its end, after its batches.
         begun: Number of bodies that have begun.
     """
 
     def __init__(self) -> None:
         self.loaded: int | None = None
         self.rest: int | None = None
-        self.over: int | None = None
         self.begun = 0
         self._epoch: int | None = None  # the one that `Account.epochs` has yielded
         self._loops: dict[object, int] = {}  # the batch loops in progress, with the epochs of their phases

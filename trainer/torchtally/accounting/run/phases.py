@@ -188,7 +188,7 @@ class Phases:
                 raise Refused(f"{phase}: it takes {name}={given} or a sampler, and not both")
         if contract not in OF_DRAWS:
             raise Refused(f"{phase}: contract={contract!r} of a sampler must be one of {', '.join(OF_DRAWS)}")
-        if not isinstance(planned := self._progress.given[phase], int):
+        if not isinstance(planned := self._progress.given[phase], int) and "every" not in planned:
             raise Refused(
                 f"the plan of {phase} is in {', '.join(planned)}, and with a sampler of its own it must be in whole "
                 "epochs: account.stop() ends a run within one"

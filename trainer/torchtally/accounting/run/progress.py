@@ -11,7 +11,7 @@ from torchtally.accounting.ledger.body import Body
 from torchtally.accounting.ledger.state import PhaseState, Position, State
 from torchtally.accounting.ledger.tally import Run
 from torchtally.accounting.order.drawn import AnySampler
-from torchtally.accounting.order.plan import Extent, Planned, as_values, checked, extent
+from torchtally.accounting.order.plan import Every, Extent, Planned, as_values, checked, extent
 from torchtally.accounting.order.sampler import Sampler
 from torchtally.accounting.proofs import last_line
 from torchtally.errors import Refused, Unproven
@@ -88,6 +88,9 @@ class Progress:
         for phase, planned in self._plan.items():
             if phase in self.extents:
                 continue
+            if isinstance(planned, Every):
+                self.extents[phase] = self.epochs[next(iter(self._plan))] // planned.epochs, None
+                continue
             if isinstance(planned, int):
                 self.extents[phase] = planned, None
                 continue
@@ -109,39 +112,35 @@ class Progress:
     def left(self, evaluates: Set[str]) -> Iterator[int]:
         """Yield the numbers of the epochs that are left: `Account.epochs`. `evaluates` has phases that do not train."""
         self._note_those_before(evaluates)
-        longest, done = self._longest, self._done
-        # The state of another phase can be within the epoch that these have completed.
-        begun = {done for phase in self.phases.values() if phase.positions and phase.positions[-1].epoch == done}
-        reached = [self.phases[phase].positions for phase in longest if phase in self.phases]
-        between = not any(len(each) == 1 or (each and each[-1].consumed) for each in reached)
-        due = [phase for phase in self.epochs if between and phase not in longest and self._is_due(phase, done)]
-        # More evaluations than epochs of training: several in each, or some after them.
-        trained = max((self._planned(phase) for phase in self.epochs if phase not in evaluates), default=0)
-        trains = [phase for phase in self.epochs if phase not in evaluates and self._planned(phase) == trained]
         for epoch in range(1, self._last + 1):
-            left = epoch in begun or any(self._made(phase) < epoch for phase in longest)
-            left = left or (epoch <= trained and any(self._made(phase) < epoch for phase in trains))
-            guessed = epoch == done and not left and epoch != self.body.loaded and bool(due)
-            if epoch == self.body.loaded or (self.stopped is None and (left or guessed)):
-                made = {phase: self._made(phase) for phase in due}
+            rest = epoch == self.body.loaded
+            if rest or (self.stopped is None and self._lacking(epoch, evaluates)):
                 if self.loaded and self.body.rest is None:
                     self.body.rest = epoch
-                    if left and epoch != self.body.loaded:
+                    if not rest:
                         self._say_what_is_made_twice(epoch, evaluates)
                 with self.body.epoch(epoch):
                     yield epoch
-                if self._done >= epoch:  # not of a program that lists the epochs first
-                    self.body.over = epoch
-                if guessed and all(self._made(phase) == made[phase] for phase in due) and dist.get_rank() == 0:
-                    log.warning(
-                        f"what follows the batches of epoch {epoch} was made again, as the state does not tell whether "
-                        f"{due[0]} was to follow: save it in the batch loop, after commit(), to have all made once"
-                    )
+
+    def _lacking(self, epoch: int, evaluates: Set[str]) -> list[str]:
+        """The phases that have made fewer epochs than the plan says of the first ones of `Account.epochs`.
+
+        It says nothing of a phase that has fewer epochs than others that train, unless that is planned by `Every`.
+        """
+        trained = max((self._planned(phase) for phase in self.epochs if phase not in evaluates), default=0)
+        found = []
+        for phase, plan in self._plan.items():
+            planned = self._planned(phase)
+            due = epoch if planned == self._last or (phase not in evaluates and planned == trained) else 0
+            due = epoch // plan.epochs if isinstance(plan, Every) else due
+            if self._made(phase) < min(due, planned):
+                found.append(phase)
+        return found
 
     def _say_what_is_made_twice(self, epoch: int, evaluates: Set[str]) -> None:
         """Warn of a state that was saved in the body of an epoch, after its batches and before its evaluation."""
         made = [phase for phase in self.epochs if phase not in evaluates and self.was_complete(phase, epoch)]
-        due = [phase for phase in self.epochs if phase in evaluates and self._made(phase) < epoch]
+        due = [phase for phase in self._lacking(epoch, evaluates) if phase in evaluates]
         if made and due and dist.get_rank() == 0:
             log.warning(
                 f"the state was saved after the batches of {made[0]} epoch {epoch} and before the end of {due[0]}, so "
@@ -167,11 +166,6 @@ class Progress:
         """The phases with the most epochs in `Account.epochs`. Other phases skip epochs."""
         return [phase for phase in self.epochs if self._planned(phase) == self._last]
 
-    @property
-    def _done(self) -> int:
-        """The number of epochs that these have completed."""
-        return min(map(self._made, self._longest))
-
     def _planned(self, phase: str) -> int:
         """The epochs of a phase in those of `Account.epochs`."""
         return self.epochs[phase] - self._before(phase)
@@ -182,18 +176,6 @@ class Progress:
 
     def _before(self, phase: str) -> int:
         return (self.phases[phase].before or 0) if phase in self.phases else 0
-
-    def _is_due(self, phase: str, done: int) -> bool:
-        """Whether a phase that skips epochs has still to be made in epoch `done`, which the others have completed.
-
-        It is taken to be made in every k-th epoch, such as an evaluation, or else in the last one, unless the state
-        was made outside the body of `done`. After the batches of `done` nothing tells whether it follows.
-        """
-        planned, made, last = self._planned(phase), self._made(phase), self._last
-        if not done or made >= planned or self.body.over == done:
-            return False
-        number, rest = divmod(done, last // planned)
-        return (done == last and made == planned - 1) or (not rest and made == number - 1)
 
     def state(self, run: Run, positions: Mapping[str, Sequence[Position]]) -> State:
         """The state of the run, with the positions of epochs in progress."""
@@ -209,7 +191,6 @@ class Progress:
             extents=self.extents,
             stopped=self.stopped,
             unfinished=self._unfinished,
-            over=self.body.over if self.body.over == self._done else None,
             phases=phases,
         )
 
@@ -233,7 +214,7 @@ class Progress:
         self.waiting = Counter({name: len(phase.ahead) for name, phase in self.phases.items()})
         self.loaded, self.stopped = loaded, loaded.stopped
         self.extents = {} if self.grown_from else dict(loaded.extents)
-        self.body.loaded, self.body.over = loaded.unfinished, loaded.over
+        self.body.loaded = loaded.unfinished
 
     @property
     def grown_from(self) -> Mapping[str, Any] | None:
@@ -243,9 +224,13 @@ class Progress:
     def _grows_from(self, loaded: State) -> bool:
         """Whether this plan has the same phases as a state's plan, in whole epochs, and no phase has fewer."""
         ended = loaded.stopped is not None or any(phase.end for phase in loaded.phases.values())
-        whole = all(type(epochs) is int for epochs in (*loaded.plan.values(), *self.given.values()))
-        same = [*loaded.plan] == [*self.given]
-        return not ended and whole and same and all(loaded.plan[phase] <= self.given[phase] for phase in self.given)
+        if ended or [*loaded.plan] != [*self.given]:
+            return False
+        pairs = [(loaded.plan[phase], now) for phase, now in self.given.items()]
+        return all(
+            before <= now if type(before) is type(now) is int else before == now and "every" in now
+            for before, now in pairs
+        )
 
     def last_line(
         self, run: Run, caveats: Sequence[str], discarded: int, model: str | None = None
@@ -254,7 +239,9 @@ class Progress:
         for phase, planned in self.epochs.items():
             if (made := self.completed(phase)) < planned:
                 if self.stopped is None:
-                    raise Unproven(f"the plan has {planned} epochs of {phase}, and {made} were made")
+                    hint = "; an evaluation that only some epochs have is planned by Every, for a resume to make it"
+                    hint = hint if self.loaded and isinstance(self._plan[phase], int) and planned < self._last else ""
+                    raise Unproven(f"the plan has {planned} epochs of {phase}, and {made} were made{hint}")
                 if phase in self.phases and self.phases[phase].end is None:
                     self.phases[phase] = replace(self.phases[phase], end=(made + 1, 0))
         if unproven := self.stop_problem(set()):
