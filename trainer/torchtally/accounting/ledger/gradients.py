@@ -48,10 +48,12 @@ class Gradients:
     Attributes:
         open: The epochs in progress of each phase.
         weights: What steps leave.
+        trained: The optimizers that have stepped with the gradients of a batch.
     """
 
     def __init__(self) -> None:
         self.open, self.weights = Open(), Weights()
+        self.trained: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._named: list[Named] = []
         self._out: list[Handed] = []  # handed out, and neither counted nor dropped for good
         self._last: tuple[Handed, ...] = ()  # of the last loss that was weighed
@@ -357,11 +359,6 @@ class Gradients:
         """Those that the program has named, and still has."""
         return [found for each in self._named if (found := each.reference()) is not None]
 
-    @property
-    def trained(self) -> list[Optimizer]:
-        """Those of them that have stepped with the gradients of a batch."""
-        return [found for each in self._named if each.trained and (found := each.reference()) is not None]
-
     def _will_step(self, named: Named, optimizer: Optimizer) -> None:
         self.weights.will_step(optimizer, replicated=named.replicated, last=self.open.ends)
         if named.sought:
@@ -377,7 +374,8 @@ class Gradients:
             ready = {}
         if ready:
             self.counts += 1
-            named.used = named.trained = True
+            named.used = True
+            self.trained.add(optimizer)
             if named.again:
                 self._wrong = AGAIN
         # At a rate of 0, PyTorch's checkpoints let an optimizer make its state.

@@ -40,7 +40,6 @@ class Named:
     after: Mark = ()  # the last backward pass
     ready: list[Handed] = field(default_factory=list)  # those that its step is about to use
     used: bool = False  # whether a step has used the gradients, which nothing has cleared since
-    trained: bool = False  # whether a step has used any
     again: bool = False  # whether a backward pass has added to such gradients
     looks: int = 0  # for gradients that a step has used
     reads: int = 0  # of gradients that were there

@@ -205,17 +205,11 @@ class Weights:
             hashes = [(hash_of(now), each.before) for each in few if (now := each.values) is not None]
             self.marks[f"step {of.number} of optimizer {of.order}"] = [now for now, before in hashes if now != before]
 
-    def keep(self) -> None:
-        """Take the values of now for those that the last step has left: the program has replaced them."""
+    def keep(self, *, known: bool) -> None:
+        """Take the values of now for those that the last step has left, also where these are known, or not there."""
         self._recent = True
         for each in self.watched:
-            each.keep()
-
-    def keep_what_is_not_known(self) -> None:
-        """Take the values of now for those that the last step has left, where these were not kept: no step follows."""
-        self._recent = True
-        for each in self.watched:
-            if not each.fresh:
+            if known or not each.fresh:
                 each.keep()
 
     def _kept(self, of: _Of) -> list[Watched]:

@@ -11,8 +11,7 @@ from torch.optim.optimizer import Optimizer
 from torch.utils import data
 
 from torchtally.accounting.batches.collate import Batch
-from torchtally.accounting.batches.indexed_batch import Taken
-from torchtally.accounting.batches.step_loader import StepLoader, checked
+from torchtally.accounting.batches.step_loader import StepLoader, Taken, checked
 from torchtally.accounting.guards.apart import Apart
 from torchtally.accounting.guards.guards import Guards
 from torchtally.accounting.ledger.batch_in_flight import Handed
@@ -285,7 +284,7 @@ class Counting:
             current = next(iter(self._open[batch.phase]), None)
             if current is None or not current.trains:
                 raise Refused(f"commit() must receive a batch of an epoch in progress that trains, not {batch!r}")
-            current.commit_upto(batch.step, batch.indices)
+            current.commit_upto(batch)
         if not batches:
             pending = [each for each in self._open.all if each.trains and each.handed > each.counted]
             if not pending:
@@ -349,7 +348,7 @@ class Counting:
         wrong = tally_line.text_problem("reason", reason) or self._progress.stop_problem(opened)
         self._attempt.agree({"reason to stop": reason, "state": state}, wrong, call="stop()")
         self.gradients.settle(overdue=True, ends=True)
-        self.gradients.weights.keep_what_is_not_known()
+        self.gradients.weights.keep(known=False)
         self._progress.stopped, self._counts_at_stop = reason, self.gradients.counts
         for current in self._open.all:
             if current.trains and current.handed > current.counted:
@@ -420,7 +419,7 @@ class Counting:
         self._note_steps()
         if wrong := tally_line.text_problem("reason", reason):
             raise Refused(wrong)
-        self.gradients.weights.keep()
+        self.gradients.weights.keep(known=True)
         self._guards.say([f"weights replaced by the program: {reason}"])
 
     def reseed(self) -> None:
