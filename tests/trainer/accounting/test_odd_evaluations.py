@@ -102,8 +102,8 @@ def all_kills(
     ("evaluated", "plan", "moments"),
     [
         pytest.param(IN_EACH, None, {"after the batches": EACH, AT_THE_END: EACH}, marks=pytest.mark.nightly),
-        ((2, 4, 6), Every(2), {"after the batches": EACH, AT_THE_END: EACH}),
-        pytest.param((4,), Every(4), {"after the batches": EACH, AT_THE_END: EACH}, marks=pytest.mark.nightly),
+        ((2, 4, 6), Every(2), {"after the batches": (2, 4, 6), AT_THE_END: EACH}),
+        pytest.param((4,), Every(4), {"after the batches": (4,), AT_THE_END: EACH}, marks=pytest.mark.nightly),
         pytest.param(EVERY_OTHER, None, {AT_THE_END: EACH}, marks=pytest.mark.nightly),
         pytest.param(LATE, None, {AT_THE_END: EACH}, marks=pytest.mark.nightly),
         (AFTER, None, {AT_THE_END: EACH, "after the training": (EPOCHS,)}),

@@ -434,22 +434,20 @@ class Account(Lifetime):
         Raises:
             Refused: A batch has no gradients in the weights, and a later one does.
         """
-        with self._counting.final:
-            self._counting.check_saved()
-            return self._state(hashes=True)
+        return self._state(hashes=True)
 
     def position_dict(self) -> dict[str, str]:
         """Return `state_dict()` without hashes of weights, for what saves and loads them itself, or asks in each step.
 
         Raises Refused as `state_dict` does.
         """
-        with self._counting.final:
-            self._counting.check_saved()
-            return self._state(hashes=False)
+        return self._state(hashes=False)
 
     def _state(self, *, hashes: bool) -> dict[str, str]:
-        self._counting.asked.saved = True
-        return stateful.state(self._phases, self._progress, self._attempt, self._guards, hashes=hashes)
+        with self._counting.final:
+            self._counting.check_saved()
+            self._counting.asked.saved = True
+            return stateful.state(self._phases, self._progress, self._attempt, self._guards, hashes=hashes)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where `state_dict` was called, at any number of ranks: call it before the first epoch.

@@ -269,7 +269,7 @@ class Gradients:
             return (waiting[0],)
         waiting = [each for each in waiting if each.share] or waiting[-1:]
         for each in waiting:
-            own = [other for other in waiting if other.phase == each.phase]
+            own = [other for other in waiting if other.epoch.phase == each.epoch.phase]
             if passed := [other for other in own if other.epoch != own[-1].epoch]:
                 raise Refused(_passed_over(passed))
             if len(own) > 1:
@@ -382,9 +382,9 @@ class Gradients:
         elif any(group.get("lr") != 0 for group in optimizer.param_groups):
             self.open.touch()
         for each in ready:
-            named.stepped.add(each.phase)
+            named.stepped.add(each.epoch.phase)
             if named.number in each.users:
-                self._repeated.add(each.phase)
+                self._repeated.add(each.epoch.phase)
             each.users |= {named.number}
             if each.left_out:
                 self._wrong = SKIPPED
@@ -394,7 +394,7 @@ class Gradients:
             named.held.pop(each, None)
         if self._cleared and not left_out:
             self._drop()
-        self.weights.has_stepped(optimizer, {each.phase for each in ready})
+        self.weights.has_stepped(optimizer, {each.epoch.phase for each in ready})
 
     def _look(self, named: Named) -> None:
         """Let go of batches whose gradients something else than the optimizer has cleared."""

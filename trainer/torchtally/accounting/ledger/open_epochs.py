@@ -80,7 +80,7 @@ class Open(defaultdict[str, OpenEpochs]):
     @property
     def ends(self) -> bool:
         """Whether the loop has all batches of an epoch that trains."""
-        return any(each.trains and each.ended for epochs in self.values() for each in epochs)
+        return any(each.trains and each.ended for each in self.all)
 
     def touch(self) -> None:
         """An optimizer has stepped with the gradients of no batch."""

@@ -211,11 +211,6 @@ class Progress:
         """The number of the last epoch of `Account.epochs`."""
         return max(map(self._planned, self.epochs))
 
-    @property
-    def _longest(self) -> list[str]:
-        """The phases with the most epochs in `Account.epochs`. Other phases skip epochs."""
-        return [phase for phase in self.epochs if self._planned(phase) == self._last]
-
     def _planned(self, phase: str) -> int:
         """The epochs of a phase in those of `Account.epochs`."""
         return self.epochs[phase] - self._before(phase)
@@ -248,7 +243,8 @@ class Progress:
     def _unfinished(self) -> int | None:
         """The epoch whose body a resume must finish, if this does not follow from what its phases have consumed."""
         epoch = self.body.unfinished
-        if epoch is None or (self.stopped is None and any(self._made(phase) < epoch for phase in self._longest)):
+        longest = [phase for phase in self.epochs if self._planned(phase) == self._last]
+        if epoch is None or (self.stopped is None and any(self._made(phase) < epoch for phase in longest)):
             return None
         return epoch
 
