@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from torchtally.accounting.guards.guard import Guard
-from torchtally.accounting.ledger.membership import Membership
+from torchtally.accounting.ledger.tally import Membership
 from torchtally.accounting.ledger.weights import Weights, class_of
 from torchtally.checkpoints import conditions
 

@@ -5,18 +5,16 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from torchtally.accounting.guards.apart import Apart
-from torchtally.accounting.guards.changed import Changed
-from torchtally.accounting.guards.contents import Contents
+from torchtally.accounting.guards.changes import Replaced, Unchanged
+from torchtally.accounting.guards.contents import Changed, Contents
 from torchtally.accounting.guards.evaluated import Evaluated
 from torchtally.accounting.guards.guard import Guard
 from torchtally.accounting.guards.loaded import Loaded
-from torchtally.accounting.guards.replaced import Replaced
-from torchtally.accounting.guards.unchanged import Unchanged
 from torchtally.accounting.guards.unfinished import Unfinished, forget
 from torchtally.accounting.guards.unsaved import Unsaved
 from torchtally.accounting.ledger.gradients import Gradients
-from torchtally.accounting.ledger.membership import Membership
 from torchtally.accounting.ledger.state import Hash, State
+from torchtally.accounting.ledger.tally import Membership
 from torchtally.checkpoints.objects import Objects
 from torchtally.errors import Refused
 

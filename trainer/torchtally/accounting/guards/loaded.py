@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from torchtally.accounting.guards.guard import Guard
 from torchtally.accounting.ledger.gradients import Gradients
-from torchtally.accounting.ledger.membership import Membership
 from torchtally.accounting.ledger.state import Hash
+from torchtally.accounting.ledger.tally import Membership
 from torchtally.accounting.ledger.weights import class_of, is_part, is_whole
 from torchtally.checkpoints.hashing import hash_of
 from torchtally.checkpoints.objects import parameters_of

@@ -2,7 +2,9 @@
 
 import threading
 from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,14 +25,13 @@ from torchtally.accounting.proofs.proving import enforce, prove
 from torchtally.accounting.reporting.meeting import Meeting
 from torchtally.accounting.reporting.pace import Pace
 from torchtally.accounting.reporting.step_time import StepTime
-from torchtally.accounting.run.asked import Asked
-from torchtally.accounting.run.attempt import Attempt
-from torchtally.accounting.run.final import Final
+from torchtally.accounting.run.attempt import Attempt, Final
 from torchtally.accounting.run.phases import Phases
 from torchtally.accounting.run.progress import Progress
 from torchtally.accounting.run.reports import Reports
 from torchtally.checkpoints.coordination import Rounds
 from torchtally.checkpoints.objects import parameters_of
+from torchtally.checkpoints.stopping import Asked
 from torchtally.distributed import process_group
 from torchtally.errors import Refused, Unproven
 from torchtally.log import log
@@ -92,11 +93,9 @@ class Counting:
                 beyond = self._phases.beyond(phase, epoch) if trains and self.gradients.watches else None
             if beyond and self._progress.stopped is None:
                 yield from self._beyond(phase, epoch, batches, beyond)
-            elif trains and within:
-                with self._progress.body.loop(epoch):
-                    yield from self._batches(phase, epoch, batches)
             else:
-                yield from self._batches(phase, epoch, batches)
+                with self._progress.body.loop(epoch) if trains and within else nullcontext():
+                    yield from self._batches(phase, epoch, batches)
 
     def _beyond(self, phase: str, epoch: int, batches: Iterable[Any], why: str) -> Iterator[Taken]:
         """Yield batches of an epoch that the plan does not have, which a loop that fetches ahead does not train."""
@@ -300,9 +299,7 @@ class Counting:
         """Take note of a step whose batches count."""
         self._steps.stepped()
         if self._meeting:
-            self._meeting.compare(self.phase, self._progress.completed)
-            if self._meeting.due:
-                self._meeting.hold()
+            self._meeting.stepped(self.phase, self._progress.completed)
         for current in self._open.all:
             if not current.trains:
                 continue
@@ -452,18 +449,14 @@ class Counting:
 
     def _close(self, current: EpochInProgress) -> None:
         """Prove an epoch. Raises Unproven on every rank if samples are lost or duplicated, Refused if data changed."""
-        members, tally = self._attempt.members, current.tally
-        name = tally.phase.name
+        members, name = self._attempt.members, current.phase
         self._attempt.check_group(f"{current.name} is not proved")
         self._open[name].remove(current)
         current.close()
         problem = self._guards.closes(name, current.name)
         told, caveats = self._guards.tells(name) if current.weighed else {}, len(self._guards.caveats)
-
-        def judge(told: list[dict[str, Any]]) -> str | None:
-            return self._guards.judges(current.name, told)
-
-        proof = prove(tally, members.everyone, leads=members.leads, problem=problem, told=told, judge=judge)
+        judge = partial(self._guards.judges, current.name)
+        proof = prove(current.tally, members.everyone, leads=members.leads, problem=problem, told=told, judge=judge)
         if current.weighed:
             self.gradients.weights.close(name)
             if self._open[name]:  # the next epoch, which has begun before

@@ -1,9 +1,13 @@
-"""Weights that are put back after the last step: the proof would be of other weights than the program ends with."""
+"""Weights that the steps of an epoch do not change, and weights that something else changes.
+
+The proof would be of other weights than those that the program ends with.
+"""
 
 from collections.abc import Mapping
 from typing import Any
 
 from torchtally.accounting.guards.guard import Guard
+from torchtally.accounting.ledger.gradients import Gradients
 from torchtally.accounting.ledger.weights import Weights
 from torchtally.checkpoints.objects import Objects
 
@@ -11,6 +15,28 @@ _LEFT = (
     "the weights are not those that the last step has left: something has written to them since. Put them back, or, "
     "where that is meant, as for the best weights of a validation, say so after it: account.replaced(reason)"
 )
+
+
+class Unchanged(Guard):
+    """Says on the last line in which epochs no parameter has changed on any rank."""
+
+    name = "unchanged"
+
+    def __init__(self, gradients: Gradients) -> None:
+        self._gradients = gradients
+
+    def tells(self, phase: str) -> Any:
+        return self._gradients.weights.is_unchanged(phase), *self._gradients.end(phase)
+
+    def judges(self, epoch: str, told: Mapping[int, Any]) -> str | None:
+        self.caveats = sorted({each for _, _, said in told.values() for each in said})
+        numbers = sorted(set.intersection(*({*idle} for _, idle, _ in told.values()))) if told else []
+        if told and all(unchanged for unchanged, *_ in told.values()):
+            self.caveats = [*self.caveats, f"no parameter changed in {epoch}"]
+        elif numbers:
+            which = f"optimizer{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"
+            self.caveats = [*self.caveats, f"{which} had gradients and made no step in {epoch}"]
+        return None
 
 
 class Replaced(Guard):
