@@ -73,9 +73,13 @@ EVERY_OTHER = (0, 2, 4, 6)
 LATE, AFTER = (5, 6), (EPOCHS + 1,)
 
 
-@pytest.mark.parametrize("world", [1, 2])
-def test_an_evaluation_may_precede_the_training(world: int, tmp_path: Path) -> None:
-    found = run(world, trains, tmp_path / "none", IN_EACH)
+@pytest.mark.parametrize(
+    ("world", "evaluated", "plan"), [(1, IN_EACH, None), (2, IN_EACH, None), (2, (4,), Every(4))], ids=str
+)
+def test_an_evaluation_may_precede_the_training_or_follow_some_epochs(
+    world: int, evaluated: tuple[int, ...], plan: Any, tmp_path: Path
+) -> None:
+    found = run(world, trains, tmp_path / "none", evaluated, "", 0, plan)
     for each in found:
         assert each["code"] == 0, each["err"]
         assert each["result"]["times"] == [EPOCHS] * N
