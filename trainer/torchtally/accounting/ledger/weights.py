@@ -206,7 +206,7 @@ class Weights:
             self.marks[f"step {of.number} of optimizer {of.order}"] = [now for now, before in hashes if now != before]
 
     def keep(self, *, known: bool) -> None:
-        """Take the values of now for those that the last step has left, also where these are known, or not there."""
+        """Take the values of now for those that the last step has left; where these are kept, only if `known`."""
         self._recent = True
         for each in self.watched:
             if known or not each.fresh:
