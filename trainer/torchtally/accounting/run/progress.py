@@ -268,7 +268,7 @@ class Progress:
         return self.loaded.plan if self.loaded is not None and self.loaded.plan != self.given else None
 
     def _grows_from(self, loaded: State) -> bool:
-        """Whether this plan has the same phases as a state's plan, in whole epochs or by `Every`, and none has fewer."""
+        """Whether this plan has the same phases as a state's plan, in epochs or by `Every`, and none has fewer."""
         ended = loaded.stopped is not None or any(phase.end for phase in loaded.phases.values())
         if ended or [*loaded.plan] != [*self.given]:
             return False
