@@ -29,6 +29,7 @@ API = {
     "Plans and data": [
         "torchtally.Steps",
         "torchtally.Tokens",
+        "torchtally.Every",
         "torchtally.Locality",
         "torchtally.Mixture:place,row",
         "torchtally.Packed:pieces",

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from torchtally.accounting.evaluation import evaluate as evaluate
     from torchtally.accounting.evaluation import gather_predictions as gather_predictions
     from torchtally.accounting.order.locality import Locality as Locality
+    from torchtally.accounting.order.plan import Every as Every
     from torchtally.accounting.order.plan import Steps as Steps
     from torchtally.accounting.order.plan import Tokens as Tokens
     from torchtally.errors import Refused as Refused
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 _EXPORTS = {
     "Account": "torchtally.accounting.account",
     "Batch": "torchtally.accounting.batches.collate",
+    "Every": "torchtally.accounting.order.plan",
     "Locality": "torchtally.accounting.order.locality",
     "Mixture": "torchtally.accounting.data.mixture",
     "Packed": "torchtally.accounting.data.packed",
@@ -36,6 +38,7 @@ _EXPORTS = {
 __all__ = [
     "Account",
     "Batch",
+    "Every",
     "Locality",
     "Mixture",
     "Packed",

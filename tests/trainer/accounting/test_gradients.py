@@ -13,6 +13,7 @@ from accounts import alone, in_turn, run
 from loops import SIZE, Loop, N, Numbers, Times, in_the_weights
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import TensorDataset
@@ -561,7 +562,7 @@ def names_equal_copies_twice(inputs_first: bool = False) -> list[int]:
             named = inputs if inputs_first else labels
             (account.weigh(model(inputs).mean(), named) + account.weigh(model(inputs).sum(), labels)).backward()
             optimizer.step()
-            counted += [each.counted for each in account._phases.in_progress]
+            counted += [each.counted for each in account._phases.open.all]
             kept = ahead
         optimizer.zero_grad()
         account.weigh(model(kept[0]).mean(), kept[1]).backward()
@@ -588,6 +589,11 @@ def trains_a_copy_for_each_batch() -> int:
 def test_an_optimizer_of_one_batch_is_let_go() -> None:
     found = alone(trains_a_copy_for_each_batch)
     assert (found["code"], found["result"]) == (0, 0), found["err"]
+
+
+def names_one_that_leaves_out_its_first_steps() -> None:
+    with Account("t", epochs=1) as account:
+        account.optimizer(ZeroRedundancyOptimizer(Times().parameters(), torch.optim.SGD, overlap_with_ddp=True, lr=1.0))
 
 
 def names_a_model() -> None:
@@ -640,9 +646,17 @@ REFUSED: list[tuple[Callable[..., Any], int, str]] = [
     (commits_as_well, 2, "commit() is for loops that name no optimizer"),
     (names_it_late, 2, "account.optimizer() must come before the first batch"),
     (names_none, 2, "weigh() needs account.optimizer(optimizer) before the first batch"),
+    (names_one_that_leaves_out_its_first_steps, 2, "with overlap_with_ddp=True leaves out its first steps"),
     (names_a_model, 2, "account.optimizer() takes a torch.optim.Optimizer, not a Times"),
 ]
-ALONE = (names_it_late, names_none, names_a_model, clears_another_model, clears_the_optimizer_of_another_model)
+ALONE = (
+    names_it_late,
+    names_none,
+    names_one_that_leaves_out_its_first_steps,
+    names_a_model,
+    clears_another_model,
+    clears_the_optimizer_of_another_model,
+)
 
 
 def ended(loops: list[Any]) -> Iterator[dict[str, Any]]:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from witness import Noisy, Witness
 
-from torchtally import Account, Locality, Steps, Tokens
+from torchtally import Account, Every, Locality, Steps, Tokens
 from torchtally.accounting.order.plan import extent
 from torchtally.accounting.order.schedule import Schedule
 from torchtally.proof.contract import CONTRACTS
@@ -142,7 +142,7 @@ def test_numbers_have_any_integer_type(subtests: pytest.Subtests) -> None:
 
 
 def misused(how: str) -> None:
-    plan = {"no loader": Steps(5), "zero": Steps(0), "half": 1.5, "negative": -1}.get(how, 2)
+    plan = {"no loader": Steps(5), "zero": Steps(0), "half": 1.5, "negative": -1, "first": Every(3)}.get(how, 2)
     with Account(task="t", plan={"train": plan}) as account:
         if how == "no loader":
             list(account.epochs())
@@ -161,6 +161,7 @@ MISUSES = [
     ),
     ("zero", 2, "the plan of train is Steps(count=0, accumulate=1): it must have whole numbers from 1"),
     ("half", 2, "the plan of train is 1.5: it must have whole numbers from 0"),
+    ("first", 2, "the plan of train is Every(epochs=3): it must come after the phase whose epochs it counts"),
     ("negative", 2, "the plan of train is -1: it must have whole numbers from 0"),
     ("no reason", 2, '"reason" is "", allowed is printable text'),
     ("", 3, "the plan has 2 epochs of train, and 1 were made"),

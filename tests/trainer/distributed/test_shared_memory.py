@@ -15,7 +15,7 @@ import toy
 from torch import Tensor, nn
 from torch.distributed.distributed_c10d import Store
 
-from torchtally.accounting.batches.indexed_batch import Taken
+from torchtally.accounting.batches.step_loader import Taken
 from torchtally.distributed.shared_memory import SharedGradients, connect
 from torchtally.errors import Lost
 from torchtally.options import Training

@@ -48,7 +48,8 @@ class Account(Lifetime):
         task: Name of the run in its logs and proofs.
         epochs: Number of epochs of the only phase, `train`. `Steps(100_000)` or `Tokens(10**9, each=1024)` in place of
             a number ends the last epoch where these are reached.
-        plan: The same for each of several phases, such as `{"train": 10, "test": 10}`.
+        plan: The same for each of several phases, such as `{"train": 10, "test": 10}`. `Every(3)` is an epoch after
+            each third one of the first phase.
         seed: Seed of the order of samples, from 0.
         group: The ranks that share the samples (default: all). With tensor, pipeline or context parallelism, that is
             the data-parallel group: `mesh["dp"].get_group()`. Ranks outside it have groups of their own.
@@ -433,22 +434,20 @@ class Account(Lifetime):
         Raises:
             Refused: A batch has no gradients in the weights, and a later one does.
         """
-        with self._counting.final:
-            self._counting.check_saved()
-            return self._state(hashes=True)
+        return self._state(hashes=True)
 
     def position_dict(self) -> dict[str, str]:
         """Return `state_dict()` without hashes of weights, for what saves and loads them itself, or asks in each step.
 
         Raises Refused as `state_dict` does.
         """
-        with self._counting.final:
-            self._counting.check_saved()
-            return self._state(hashes=False)
+        return self._state(hashes=False)
 
     def _state(self, *, hashes: bool) -> dict[str, str]:
-        self._counting.asked.saved = True
-        return stateful.state(self._phases, self._progress, self._attempt, self._guards, hashes=hashes)
+        with self._counting.final:
+            self._counting.check_saved()
+            self._counting.asked.saved = True
+            return stateful.state(self._phases, self._progress, self._attempt, self._guards, hashes=hashes)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where `state_dict` was called, at any number of ranks: call it before the first epoch.

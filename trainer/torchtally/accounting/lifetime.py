@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from torchtally import events
 from torchtally.accounting.guards.guards import Guards, switched_off
+from torchtally.accounting.ledger.gradients import Gradients
 from torchtally.accounting.loader import Loader
 from torchtally.accounting.order.locality import Locality, check_order
 from torchtally.accounting.order.plan import Planned
@@ -178,20 +179,14 @@ class Lifetime:
             problem=refused,
             off=off,
         )
-        attempt = self._attempt
-        self._guards = Guards(
-            off,
-            attempt.members,
-            lambda: self._counting.gradients.optimizers,
-            lambda: attempt.begins_anew,
-            lambda phase: self._counting.gradients.end(phase),
-        )
-        self._phases = Phases(self._progress, attempt, self._order, self._guards)
+        attempt, gradients = self._attempt, Gradients()
+        self._guards = Guards(off, attempt.members, gradients, lambda: attempt.begins_anew)
+        self._phases = Phases(self._progress, attempt, self._order, self._guards, gradients.open)
         if attempt.prints and requested:
             options = {"seed": self._seed, "plan": self._progress.given}
             self._reports = Reports(requested, self._exporter, self._phases, options)
         self._counting = Counting(
-            attempt, self._progress, self._phases, self._guards, self._reports, pace, self._exporter
+            attempt, self._progress, self._phases, gradients, self._guards, self._reports, pace, self._exporter
         )
 
     def _leave_group(self) -> None:

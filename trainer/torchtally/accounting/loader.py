@@ -5,8 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from torchtally import compat
-from torchtally.accounting.batches.indexed_batch import Taken
-from torchtally.accounting.batches.step_loader import StepLoader
+from torchtally.accounting.batches.step_loader import StepLoader, Taken
 from torchtally.accounting.ledger.batch_in_flight import Handed
 from torchtally.accounting.order.sampler import Sampler
 from torchtally.errors import Refused

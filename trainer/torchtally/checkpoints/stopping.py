@@ -8,7 +8,7 @@ from types import FrameType
 import torch
 import torch.distributed as dist
 
-from torchtally import events
+from torchtally import events, exchange
 from torchtally.errors import Stopped
 
 _SYNCHRONIZE_SECONDS = 1.0
@@ -68,3 +68,36 @@ def stop(number: int, saved: bool, source: events.Source, reached: tuple[int, in
         epoch, position, _ = reached
         events.emit(events.Stopped(signal=number, saved=saved, epoch=epoch, position=position), source)
     raise Stopped(number, saved)
+
+
+class Asked:
+    """For a program that saves its checkpoints itself: the ranks are asked between steps, from the first call on.
+
+    Attributes:
+        number: The number of the signal that some rank has received, once all ranks know.
+        saved: Whether the program has taken a state on this rank since then.
+    """
+
+    def __init__(self, everyone: dist.ProcessGroup) -> None:
+        self._everyone = everyone
+        self._stopping: Stopping | None = None
+        self.number, self.saved = 0, False
+
+    def ask(self) -> bool:
+        """Whether to save and stop now. A call of all ranks after the same step."""
+        self._stopping = self._stopping or Stopping()
+        self._stopping.stepped()
+        if not self.number and self._stopping.due:
+            [self.number] = self._stopping.exchange(self._everyone)
+            self.saved = False
+        return self.number > 0
+
+    def end(self, source: events.Source, reached: tuple[int, int, int]) -> None:
+        """End this start once all ranks have come so far: rank 0 may be writing. Raises Stopped on all of them."""
+        saved = any(exchange.all_gather(self.saved, self._everyone))
+        stop(self.number, saved, source, reached)
+
+    def close(self) -> None:
+        """Handle signals as before."""
+        if self._stopping:
+            self._stopping.close()

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchtally.accounting.batches.indexed_batch import NOTHING, Taken
+from torchtally.accounting.batches.step_loader import NOTHING, Taken
 from torchtally.accounting.order.sampler import Sampler
 from torchtally.accounting.order.schedule import Schedule
 from torchtally.proof.permutation import Indices

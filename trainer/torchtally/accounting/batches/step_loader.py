@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import chain, islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,9 +21,7 @@ from torchtally.accounting.batches.collate import (
     whole,
     wrong_sizes,
 )
-from torchtally.accounting.batches.indexed_batch import NOTHING, Taken
-from torchtally.accounting.data.facts import changed_length
-from torchtally.accounting.data.inner import fetched
+from torchtally.accounting.data.facts import changed_length, fetched
 from torchtally.accounting.order import randomness
 from torchtally.accounting.order.drawn import AnySampler, Draw
 from torchtally.accounting.order.schedule import Schedule
@@ -51,9 +49,37 @@ _INSTEAD = {
     "streaming": ": read it by torchtally.streams.mds.MDS",
     "webdataset": ": read it by torchtally.streams.webdataset.TarFiles",
 }
+NOTHING: Mapping[int, str] = {}
 Asked = tuple[int, Indices]  # a request's number, and the indices of its step
 # Its number, the seed of what the dataset draws, the indices of its step, and where to begin with a filler if need be.
 Request = tuple[int, int, list[int], int | None]
+
+
+class Taken(NamedTuple):
+    """A batch that a loader yields.
+
+    Attributes:
+        indices: Its samples, int64 (samples,).
+        data: What the collate_fn has made of them.
+        dropped: Samples that the collate_fn has left out, with the reasons.
+        asked: The samples of its step, which are the same object as `indices` where nothing else was said; None if the
+            loader does not know the steps.
+    """
+
+    indices: Indices
+    data: Any
+    dropped: Mapping[int, str] = NOTHING
+    asked: Indices | None = None
+
+    @property
+    def is_last(self) -> bool:
+        """Whether it is the last one of an epoch: that is known once it is counted."""
+        return False
+
+    @property
+    def batch(self) -> Batch:
+        """It for a loop that takes it with its indices."""
+        return Batch(torch.tensor(self.indices), self.data, dropped=self.dropped)
 
 
 class ByStep(data.Dataset[Any]):

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
-from torchtally.accounting.data import inner
+from torchtally.accounting.data import facts
 from torchtally.accounting.data.fingerprint import UNKNOWN, fingerprint, of_parts
 from torchtally.accounting.order.locality import Locality
 from torchtally.errors import Refused, whole
@@ -79,7 +79,7 @@ class Mixture(Dataset[Any]):
         for name, source in sources.items():
             if not isinstance(name, str) or not name.strip() or not name.isprintable() or len(name) > _LONGEST:
                 raise Refused(f"the name {name!r} of a source must be printable text of at most {_LONGEST} characters")
-            inner.check(source, f"the source {name}")
+            facts.check(source, f"the source {name}")
             if not len(source):
                 raise Refused(f"the source {name} has no sample: leave it out of sources and weights")
         length, seed = whole("length", length, 1, (1 << 62) - 1), whole("seed", seed, 0, (1 << 64) - 1)
@@ -136,7 +136,7 @@ class Mixture(Dataset[Any]):
         for number in np.unique(sources).tolist():
             at = np.flatnonzero(sources == number)
             named = f"the source {self._names[number]}"
-            found = inner.checked(self._sources[number], indices[at].tolist(), self._sizes[number], named)
+            found = facts.checked(self._sources[number], indices[at].tolist(), self._sizes[number], named)
             for place, sample in zip(at.tolist(), found, strict=True):
                 samples[place] = sample
         return samples

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from torchtally.accounting.data import inner
+from torchtally.accounting.data import facts
 from torchtally.accounting.data.fingerprint import UNKNOWN, fingerprint, of_parts
 from torchtally.errors import Refused, whole
 from torchtally.proof.permutation import Indices
@@ -61,7 +61,7 @@ class Packed(Dataset[dict[str, Tensor]]):
     """
 
     def __init__(self, documents: Any, lengths: Sequence[int], row: int, padding: int = 0):
-        inner.check(documents, "documents")
+        facts.check(documents, "documents")
         found = np.asarray(lengths)
         if found.ndim != 1 or (found.size and (found.dtype.kind not in "iu" or found.min() < 0)):
             raise Refused("lengths must be whole numbers from 0, one for each document")
@@ -96,7 +96,7 @@ class Packed(Dataset[dict[str, Tensor]]):
         """Return the rows at `indices`. Raises IndexError, and Refused if a document does not have its length."""
         places = [self.pieces(index) for index in indices]
         wanted = sorted({document for row in places for document, _, _ in row})
-        read = inner.checked(self._documents, wanted, len(self._lengths), "the documents")
+        read = facts.checked(self._documents, wanted, len(self._lengths), "the documents")
         texts: dict[int, NDArray[Any]] = {}
         for document, text in zip(wanted, read, strict=True):
             texts[document] = np.asarray(text)

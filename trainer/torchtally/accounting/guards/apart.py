@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from torchtally.accounting.guards.guard import Guard
-from torchtally.accounting.guards.steps import Steps, class_of
-from torchtally.accounting.ledger.membership import Membership
+from torchtally.accounting.ledger.tally import Membership
+from torchtally.accounting.ledger.weights import Weights, class_of
 from torchtally.checkpoints import conditions
 
 _INSTEAD = (
@@ -20,16 +20,16 @@ class Apart(Guard):
 
     name = "apart"
 
-    def __init__(self, members: Membership, steps: Steps) -> None:
-        self._members, self._steps = members, steps
+    def __init__(self, members: Membership, weights: Weights) -> None:
+        self._members, self._weights = members, weights
 
     def tells(self, phase: str) -> Any:
         """What must be the same for ranks to be compared, the number of steps, and hashes after some of them."""
-        if self._members.world == 1 or self._steps.blind:
+        if self._members.world == 1 or self._weights.blind:
             return None
-        watched = [now for each in self._steps.watched if each.whole and (now := each.values) is not None]
+        watched = [now for each in self._weights.watched if each.whole and (now := each.values) is not None]
         here = [*map(class_of, watched), *(conditions.of_this_rank(each.device) for each in watched[:1])]
-        return [self._members.first, self._steps.counted, zlib.crc32(repr(here).encode()), self._steps.marks]
+        return [self._members.first, self._weights.counted, zlib.crc32(repr(here).encode()), self._weights.marks]
 
     def judges(self, epoch: str, told: Mapping[int, Any]) -> str | None:
         firsts: dict[int, tuple[int, Any]] = {}

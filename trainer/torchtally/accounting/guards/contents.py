@@ -1,4 +1,4 @@
-"""Contents of a few samples, which ranks compare: each can have data of its own."""
+"""Data that differs: between ranks, of which each can have its own, or from what it was as its loader was made."""
 
 import os
 import random
@@ -30,6 +30,26 @@ class Contents(Guard):
     """Compares the same few samples of all ranks before the first epoch, and with those of a loaded state."""
 
     name = "contents"
+
+
+class Changed(Guard):
+    """Compares what a dataset says of itself with what it said when its loader was made."""
+
+    name = "changed"
+
+    def __init__(self) -> None:
+        self._facts: dict[str, tuple[Any, Facts]] = {}
+
+    def note(self, phase: str, dataset: Any) -> None:
+        """The loader of a phase is made."""
+        self._facts[phase] = dataset, Facts.of(dataset)
+
+    def closes(self, phase: str, epoch: str) -> str | None:
+        if phase not in self._facts:
+            return None
+        dataset, facts = self._facts[phase]
+        changed = facts.changed(dataset)
+        return changed and f"{phase}: {changed}"
 
 
 class _Single(ByStep):

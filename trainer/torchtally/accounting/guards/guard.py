@@ -6,8 +6,6 @@ docs/reference/guards.md has what each finds, costs, and refuses although it is 
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from torch.optim.optimizer import Optimizer
-
 from torchtally.checkpoints.objects import Objects
 
 
@@ -21,9 +19,6 @@ class Guard:
 
     name: ClassVar[str]
     caveats: Sequence[str] = ()
-
-    def has_stepped(self, optimizer: Optimizer, trained: bool, evaluates: str | None) -> None:
-        """A named optimizer has stepped, with gradients of batches if it has `trained`; else, an epoch can evaluate."""
 
     def problem(self) -> str | None:
         """Before the first batch of an epoch, and between two steps."""

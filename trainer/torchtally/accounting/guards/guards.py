@@ -4,21 +4,17 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from torch.optim.optimizer import Optimizer
-
 from torchtally.accounting.guards.apart import Apart
-from torchtally.accounting.guards.changed import Changed
-from torchtally.accounting.guards.contents import Contents
+from torchtally.accounting.guards.changes import Replaced, Unchanged
+from torchtally.accounting.guards.contents import Changed, Contents
 from torchtally.accounting.guards.evaluated import Evaluated
 from torchtally.accounting.guards.guard import Guard
 from torchtally.accounting.guards.loaded import Loaded
-from torchtally.accounting.guards.replaced import Replaced
-from torchtally.accounting.guards.steps import Steps
-from torchtally.accounting.guards.unchanged import Unchanged
 from torchtally.accounting.guards.unfinished import Unfinished, forget
 from torchtally.accounting.guards.unsaved import Unsaved
-from torchtally.accounting.ledger.membership import Membership
+from torchtally.accounting.ledger.gradients import Gradients
 from torchtally.accounting.ledger.state import Hash, State
+from torchtally.accounting.ledger.tally import Membership
 from torchtally.checkpoints.objects import Objects
 from torchtally.errors import Refused
 
@@ -60,29 +56,26 @@ class Guards:
         self,
         off: Iterable[str],
         members: Membership,
-        optimizers: Callable[[], list[Optimizer]],
+        gradients: Gradients,
         excused: Callable[[], bool],
-        end: Callable[[str], tuple[list[int], list[str]]],
     ) -> None:
-        self.steps, self._off = Steps(), [*off]
-        self.apart, self.loaded = Apart(members, self.steps), Loaded(members, self.steps, optimizers)
-        self.unfinished, self.changed = Unfinished(excused), Changed()
+        self._off = [*off]
+        self.apart, self.loaded = Apart(members, gradients.weights), Loaded(members, gradients)
+        self.unfinished, self.changed = Unfinished(gradients, excused), Changed()
         every: list[Guard] = [
             self.apart,
-            Unchanged(self.steps, end),
-            Replaced(self.steps),
+            Unchanged(gradients),
+            Replaced(gradients.weights),
             self.loaded,
             self.unfinished,
-            Evaluated(),
-            Unsaved(optimizers),
+            Evaluated(gradients.open),
+            Unsaved(gradients),
             Contents(),
             self.changed,
         ]
-        self._watches = any(map(self.has, (Apart, Unchanged, Replaced, Loaded)))
+        gradients.weights.asked = any(map(self.has, (Apart, Unchanged, Replaced, Loaded)))
         self._on = [each for each in every if each.name not in self._off]
-        # A step asks these alone.
-        self._of_steps = [each for each in self._on if type(each).has_stepped is not Guard.has_stepped]
-        self._between = [each for each in self._on if type(each).problem is not Guard.problem]
+        self._between = [each for each in self._on if type(each).problem is not Guard.problem]  # asked at each batch
         self.caveats: list[str] = []
         self.say([f"guards off: {', '.join(self._off)}"] if self._off else [])
 
@@ -105,17 +98,6 @@ class Guards:
         """Have the last line say something, once."""
         self.caveats += [each for each in dict.fromkeys(caveats) if each not in self.caveats]
         del self.caveats[_SAID:]
-
-    def will_step(self, optimizer: Optimizer, *, replicated: bool, last: bool) -> None:
-        """A named optimizer is about to step; `last` if the loop has all batches of an epoch."""
-        if self._watches:
-            self.steps.will_step(optimizer, replicated=replicated, last=last)
-
-    def has_stepped(self, optimizer: Optimizer, phases: set[str], evaluates: str | None) -> None:
-        """A named optimizer has stepped, with gradients of batches of these phases; or where an epoch evaluates."""
-        self.steps.has_stepped(optimizer, phases)
-        for each in self._of_steps:
-            each.has_stepped(optimizer, bool(phases), evaluates)
 
     def problem(self) -> str | None:
         """What is wrong at the beginning of an epoch, or between two steps."""

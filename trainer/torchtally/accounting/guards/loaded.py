@@ -1,13 +1,12 @@
 """A resume that loads the state of an account without the weights of the same moment."""
 
-from collections.abc import Callable, Sequence
-
-from torch.optim.optimizer import Optimizer
+from collections.abc import Sequence
 
 from torchtally.accounting.guards.guard import Guard
-from torchtally.accounting.guards.steps import Steps, class_of, is_part, is_whole
-from torchtally.accounting.ledger.membership import Membership
+from torchtally.accounting.ledger.gradients import Gradients
 from torchtally.accounting.ledger.state import Hash
+from torchtally.accounting.ledger.tally import Membership
+from torchtally.accounting.ledger.weights import class_of, is_part, is_whole
 from torchtally.checkpoints.hashing import hash_of
 from torchtally.checkpoints.objects import parameters_of
 
@@ -17,17 +16,17 @@ class Loaded(Guard):
 
     name = "loaded"
 
-    def __init__(self, members: Membership, steps: Steps, optimizers: Callable[[], list[Optimizer]]) -> None:
-        self._members, self._steps, self._named = members, steps, optimizers
+    def __init__(self, members: Membership, gradients: Gradients) -> None:
+        self._members, self._gradients = members, gradients
         self._sought: set[Hash] = set()  # what a loaded state was saved with, until it is found
 
     @property
     def saved(self) -> tuple[Hash, ...]:
         """Those that a state is saved with: it is the same on every rank, so ranks with other parameters save none."""
-        steps, members = self._steps, self._members
-        if steps.blind or steps.in_parts or members.world < members.everyone.size():
+        weights, members = self._gradients.weights, self._members
+        if weights.blind or weights.in_parts or members.world < members.everyone.size():
             return ()
-        kept = [each for each in steps.watched if each.left is not None and each.lasts and each.steps > 1]
+        kept = [each for each in weights.watched if each.left is not None and each.lasts and each.steps > 1]
         if not all(each.replicated for each in kept):
             return ()
         found = [(each.before, now) for each in kept if (now := each.values) is not None]
@@ -50,7 +49,7 @@ class Loaded(Guard):
     def _find(self, sought: set[Hash]) -> bool | None:
         """Whether a named optimizer has a parameter with a value that is sought; None if parameters cannot tell."""
         classes, compared, in_parts = {each[:2] for each in sought}, False, False
-        for each in (parameter for optimizer in self._named() for parameter in parameters_of(optimizer)):
+        for each in (parameter for optimizer in self._gradients.optimizers for parameter in parameters_of(optimizer)):
             in_parts |= is_part(each)
             if is_whole(each) and class_of(each) in classes:
                 compared = True

@@ -7,30 +7,27 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
 from torchtally.accounting.guards.guard import Guard
+from torchtally.accounting.ledger.gradients import Gradients
 from torchtally.checkpoints.objects import parameters_of
 
 _left: dict[str, dict[int, "weakref.ref[Tensor]"]] = {}  # parameters of runs that were left, by run and id
 
 
 class Unfinished(Guard):
-    """Notes the parameters that steps have trained."""
+    """Looks at the parameters that steps have trained."""
 
     name = "unfinished"
 
-    def __init__(self, excused: Callable[[], bool]) -> None:
-        self._excused = excused
-        self._trained: weakref.WeakKeyDictionary[Optimizer, None] = weakref.WeakKeyDictionary()
+    def __init__(self, gradients: Gradients, excused: Callable[[], bool]) -> None:
+        self._gradients, self._excused = gradients, excused
+        self._known: weakref.WeakSet[Optimizer] = weakref.WeakSet()  # those that were looked at
         self._run: str | None = None  # the one that was left
 
-    def has_stepped(self, optimizer: Optimizer, trained: bool, evaluates: str | None) -> None:
-        if not trained or optimizer in self._trained:
-            return
-        self._trained[optimizer] = None
-        for run, left in _left.items():
-            if any((known := left.get(id(each))) and known() is each for each in parameters_of(optimizer)):
-                self._run = run
-
     def problem(self) -> str | None:
+        for optimizer in self._gradients.trained:
+            if optimizer not in self._known:
+                self._known.add(optimizer)
+                self._run = next((run for run, left in _left.items() if _has(left, optimizer)), self._run)
         if self._run is None or self._excused():
             return None
         return (
@@ -40,7 +37,12 @@ class Unfinished(Guard):
 
     def leave(self, run: str) -> None:
         """The run ends before its plan."""
-        _left[run] = {id(each): weakref.ref(each) for optimizer in self._trained for each in parameters_of(optimizer)}
+        trained = (each for optimizer in self._gradients.trained for each in parameters_of(optimizer))
+        _left[run] = {id(each): weakref.ref(each) for each in trained}
+
+
+def _has(left: dict[int, "weakref.ref[Tensor]"], optimizer: Optimizer) -> bool:
+    return any((known := left.get(id(each))) and known() is each for each in parameters_of(optimizer))
 
 
 def forget(run: str) -> None:

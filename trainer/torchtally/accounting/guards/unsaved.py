@@ -1,13 +1,13 @@
 """What a named optimizer steps or has, and no object of a checkpoint saves: a resume would begin with new ones."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
 from torchtally.accounting.guards.guard import Guard
+from torchtally.accounting.ledger.gradients import Gradients
 from torchtally.checkpoints.objects import Objects, local, parameters_of, tensors
 
 
@@ -16,11 +16,11 @@ class Unsaved(Guard):
 
     name = "unsaved"
 
-    def __init__(self, optimizers: Callable[[], list[Optimizer]]) -> None:
-        self._named = optimizers
+    def __init__(self, gradients: Gradients) -> None:
+        self._gradients = gradients
 
     def saves(self, objects: Objects) -> str | None:
-        for optimizer in self._named():
+        for optimizer in self._gradients.optimizers:
             own = {id(parameter) for parameter in objects.parameters}
             left = [each for each in parameters_of(optimizer) if id(each) not in own]
             if not _are_copies(left, (*objects.parameters, *objects.tensors_of_others)):

@@ -84,11 +84,6 @@ class Handed:
         """Where it is, for a sentence."""
         return self.epoch.where(self.step)
 
-    @property
-    def phase(self) -> str:
-        """Name of its phase."""
-        return self.epoch.phase
-
 
 def _are_equal(own: Tensor, copy: Tensor) -> bool:
     return own.shape == copy.shape and own.dtype == copy.dtype and torch.equal(own, copy.to(own.device))

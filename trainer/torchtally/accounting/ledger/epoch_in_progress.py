@@ -7,7 +7,7 @@ import numpy as np
 from torch import Tensor
 
 from torchtally.accounting.batches.collate import Batch
-from torchtally.accounting.batches.indexed_batch import Taken
+from torchtally.accounting.batches.step_loader import Taken
 from torchtally.accounting.ledger import drops as dropping
 from torchtally.accounting.ledger.batch_in_flight import Handed
 from torchtally.accounting.ledger.drops import Drops
@@ -112,15 +112,9 @@ class EpochInProgress:
         return self.schedule.reached(last) - self.schedule.reached(first)
 
     @property
-    def title(self) -> str:
-        """The epoch for a line of progress."""
-        phase = self.tally.phase
-        return f"{phase.name} epoch {phase.epoch}/{self.tally.run.plan[phase.name]}"
-
-    @property
     def progress(self) -> str:
         """A line of progress."""
-        return f"{self.title}: step {self.counted} of {self.total}"
+        return f"{self.name}/{self.tally.run.plan[self.phase]}: step {self.counted} of {self.total}"
 
     def where(self, step: int) -> str:
         """The step for a sentence."""
@@ -225,15 +219,14 @@ class EpochInProgress:
         """Count all batches that are handed out."""
         self.count(self.handed)
 
-    def commit_upto(self, step: int, indices: Tensor) -> None:
-        """Count the batches up to `step`, which has these indices. Raises Refused if it is not to be counted."""
-        own = self._waiting(step)
-        if own is None or not np.array_equal(own, indices.numpy(force=True)):
+    def commit_upto(self, batch: Batch) -> None:
+        """Count the batches up to this one. Raises Refused if it is not to be counted."""
+        if not self.has(batch):
             raise Refused(
-                f"{self.where(step)}: commit() must receive a batch that is handed out and not committed: "
+                f"{self.where(batch.step)}: commit() must receive a batch that is handed out and not committed: "
                 f"{self.counted} of {self.handed} batches are committed"
             )
-        self.count(step)
+        self.count(batch.step)
 
     def _waiting(self, step: int) -> Indices | None:
         """The indices of a batch that is handed out and does not count yet."""

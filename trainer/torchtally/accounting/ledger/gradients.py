@@ -7,7 +7,7 @@ before, or the program says that it has put them back.
 
 import functools
 import weakref
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from itertools import count
 from typing import Any
 
@@ -18,7 +18,9 @@ from torch.optim.optimizer import Optimizer
 from torchtally import compat
 from torchtally.accounting.ledger.batch_in_flight import Handed
 from torchtally.accounting.ledger.epoch_in_progress import EpochInProgress
+from torchtally.accounting.ledger.open_epochs import Open
 from torchtally.accounting.ledger.optimizer_gradients import READ, Named
+from torchtally.accounting.ledger.weights import Weights
 from torchtally.checkpoints.objects import tensors
 from torchtally.distributed import waiting
 from torchtally.errors import Refused
@@ -41,12 +43,17 @@ _AS_RECEIVED = "weigh() must receive batches as the loop has received them, of a
 
 
 class Gradients:
-    """The batches of one account, from the loop to the weights."""
+    """The batches of one account, from the loop to the weights.
 
-    def __init__(
-        self, will_step: Callable[[Optimizer, bool], None], has_stepped: Callable[[Optimizer, set[str]], None]
-    ) -> None:
-        self._told = will_step, has_stepped
+    Attributes:
+        open: The epochs in progress of each phase.
+        weights: What steps leave.
+        trained: The optimizers that have stepped with the gradients of a batch.
+    """
+
+    def __init__(self) -> None:
+        self.open, self.weights = Open(), Weights()
+        self.trained: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._named: list[Named] = []
         self._out: list[Handed] = []  # handed out, and neither counted nor dropped for good
         self._last: tuple[Handed, ...] = ()  # of the last loss that was weighed
@@ -69,6 +76,11 @@ class Gradients:
         """Count the batches whose gradients the steps of an optimizer use, and of those that it steps itself."""
         if optimizer in self.optimizers:
             return
+        if getattr(optimizer, "_overlap_with_ddp", False):
+            raise Refused(
+                f"a {type(optimizer).__name__} with overlap_with_ddp=True leaves out its first steps, so their samples "
+                "would count without being in the weights: it must be False"
+            )
         if hasattr(optimizer, "defaults"):  # torch's PostLocalSGDOptimizer has none, and no hooks
             self._watch(optimizer, replicated)
         for each in vars(optimizer).values():
@@ -257,7 +269,7 @@ class Gradients:
             return (waiting[0],)
         waiting = [each for each in waiting if each.share] or waiting[-1:]
         for each in waiting:
-            own = [other for other in waiting if other.phase == each.phase]
+            own = [other for other in waiting if other.epoch.phase == each.epoch.phase]
             if passed := [other for other in own if other.epoch != own[-1].epoch]:
                 raise Refused(_passed_over(passed))
             if len(own) > 1:
@@ -348,7 +360,7 @@ class Gradients:
         return [found for each in self._named if (found := each.reference()) is not None]
 
     def _will_step(self, named: Named, optimizer: Optimizer) -> None:
-        self._told[0](optimizer, named.replicated)
+        self.weights.will_step(optimizer, replicated=named.replicated, last=self.open.ends)
         if named.sought:
             named.find() if self._passing else named.find_by_hand()
         self._look(named)
@@ -358,18 +370,21 @@ class Gradients:
         ready = dict.fromkeys([*named.ready, *named.held])  # those of a closure come within the step
         named.ready = []
         named.forget_unreached()  # what the step has not used is not put there later
-        if _is_left_out(optimizer):
-            self._told[1](optimizer, set())
-            return
+        if left_out := _is_left_out(optimizer):
+            ready = {}
         if ready:
             self.counts += 1
             named.used = True
+            self.trained.add(optimizer)
             if named.again:
                 self._wrong = AGAIN
+        # At a rate of 0, PyTorch's checkpoints let an optimizer make its state.
+        elif any(group.get("lr") != 0 for group in optimizer.param_groups):
+            self.open.touch()
         for each in ready:
-            named.stepped.add(each.phase)
+            named.stepped.add(each.epoch.phase)
             if named.number in each.users:
-                self._repeated.add(each.phase)
+                self._repeated.add(each.epoch.phase)
             each.users |= {named.number}
             if each.left_out:
                 self._wrong = SKIPPED
@@ -377,9 +392,9 @@ class Gradients:
                 each.counted = True
                 each.epoch.decide(each.step)
             named.held.pop(each, None)
-        if self._cleared:
+        if self._cleared and not left_out:
             self._drop()
-        self._told[1](optimizer, {each.phase for each in ready})
+        self.weights.has_stepped(optimizer, {each.epoch.phase for each in ready})
 
     def _look(self, named: Named) -> None:
         """Let go of batches whose gradients something else than the optimizer has cleared."""

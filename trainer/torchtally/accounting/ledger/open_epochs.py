@@ -1,5 +1,6 @@
 """The epochs of a phase that are open: a loop that accumulates, or fetches ahead, can be in more than one."""
 
+from collections import defaultdict
 from dataclasses import replace
 from itertools import takewhile
 
@@ -53,3 +54,37 @@ class OpenEpochs(list[EpochInProgress]):
         """That of a batch, or else the last one."""
         own = (each for each in self if batch and each.has(batch))
         return next(own, self[-1] if self else None)
+
+
+class Open(defaultdict[str, OpenEpochs]):
+    """The epochs in progress of each phase.
+
+    Attributes:
+        evaluated: Names of those that do not train, and in which an optimizer has stepped nevertheless.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(OpenEpochs)
+        self.evaluated: set[str] = set()
+
+    @property
+    def all(self) -> list[EpochInProgress]:
+        """All of them."""
+        return [each for epochs in self.values() for each in epochs]
+
+    @property
+    def pending(self) -> bool:
+        """Whether a batch is handed out that steps count, and none has."""
+        return any(each.trains and each.handed > each.counted for each in self.all)
+
+    @property
+    def ends(self) -> bool:
+        """Whether the loop has all batches of an epoch that trains."""
+        return any(each.trains and each.ended for each in self.all)
+
+    def touch(self) -> None:
+        """An optimizer has stepped with the gradients of no batch."""
+        for each in self.all:
+            each.touched = True
+        if not self.pending:
+            self.evaluated.update([each.name for each in self.all if each.handed > each.counted][:1])

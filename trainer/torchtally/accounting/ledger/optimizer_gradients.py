@@ -69,7 +69,7 @@ class Named:
         for each in [each for each, before in self.sought.items() if before != now and any(now)]:
             del self.sought[each]
             self.held[each] = None
-            self.reached.add(each.phase)
+            self.reached.add(each.epoch.phase)
 
     def find_by_hand(self) -> None:
         """Hold those whose gradients the program has put there itself, such as from `torch.autograd.grad`.

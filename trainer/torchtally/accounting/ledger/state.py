@@ -161,7 +161,6 @@ class State:
     phases: Mapping[str, PhaseState]  # those that have begun
     # The epoch in whose batch loop the state was made, if the phases do not show it: a resume finishes its body.
     unfinished: Epochs | None = None
-    over: Epochs | None = None  # the completed epoch whose body the program has left
     weights: tuple[Hash, ...] = ()  # a few parameters of the same moment
     caveats: tuple[str, ...] = ()  # what the run's last line says beside its proof
 

@@ -2,11 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 import torch.distributed as dist
 
 from torchtally import events
+from torchtally.distributed import own_group
 from torchtally.proof import digest
 from torchtally.proof.contract import Contract
 from torchtally.proof.digest import Digest
@@ -41,6 +43,33 @@ class Run:
         """This process, as its events name it: by its rank among all, of which some may not train."""
         rank = dist.get_rank() if dist.is_initialized() else 0  # after its end, only rank 0 has something to tell
         return events.Source(pod=self.pod, rank=rank, run=self.run, attempt=self.attempt, began=self.began)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Membership:
+    """A process's place among the ranks that share the samples.
+
+    Ranks of a tensor-, pipeline- or context-parallel group receive the same samples: they are peers. One of them, in
+    the data-parallel group of global rank 0, prints for all.
+    """
+
+    rank: int  # among the ranks that share the samples
+    world: int  # number of those
+    leads: bool  # whether this process prints for its peers
+    first: int  # global rank of the first of those
+    everyone: dist.ProcessGroup  # of all processes, over gloo
+
+    @classmethod
+    def of(cls, group: dist.ProcessGroup | None) -> Self:
+        """The place in `group` (default: of all processes). A collective call of all processes."""
+        ranks = dist.get_process_group_ranks(group)
+        return cls(
+            rank=dist.get_rank(group),
+            world=len(ranks),
+            leads=0 in ranks,
+            first=min(ranks),
+            everyone=own_group.of_all(),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""How much of its data a phase consumes: whole epochs, steps, or tokens."""
+"""How much of its data a phase consumes: whole epochs, steps, tokens, or an epoch now and then."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -27,7 +27,14 @@ class Tokens:
     each: int
 
 
-Planned = int | Steps | Tokens
+@dataclass(frozen=True)
+class Every:
+    """A plan of an epoch after each `epochs` epochs of the plan's first phase, such as an evaluation."""
+
+    epochs: int
+
+
+Planned = int | Steps | Tokens | Every
 Extent = tuple[int, int | None]  # epochs, and the position before which the last one ends if not that of its order
 
 
@@ -35,19 +42,22 @@ def checked(plan: Mapping[str, Planned]) -> dict[str, Planned]:
     """The plan with an `int` for each of its numbers. Raises Refused."""
     found: dict[str, Planned] = {}
     for phase, planned in plan.items():
-        given = asdict(planned) if isinstance(planned, Steps | Tokens) else {"epochs": planned}
-        least = 0 if "epochs" in given else 1
+        given = asdict(planned) if isinstance(planned, Steps | Tokens | Every) else {"epochs": planned}
+        least = 1 if isinstance(planned, Steps | Tokens | Every) else 0
         numbers = {name: as_int(value) for name, value in given.items()}
         if not all(type(number) is int and number >= least for number in numbers.values()):
             raise Refused(f"the plan of {phase} is {planned}: it must have whole numbers from {least}")
-        found[phase] = type(planned)(**numbers) if isinstance(planned, Steps | Tokens) else numbers["epochs"]
+        found[phase] = type(planned)(**numbers) if isinstance(planned, Steps | Tokens | Every) else numbers["epochs"]
+    for phase, planned in [*found.items()][:1]:
+        if isinstance(planned, Every):
+            raise Refused(f"the plan of {phase} is {planned}: it must come after the phase whose epochs it counts")
     return found
 
 
 def as_values(plan: Mapping[str, Planned]) -> dict[str, Any]:
     """The plan as JSON has it."""
     return {
-        phase: {type(planned).__name__.lower(): asdict(planned)} if isinstance(planned, Steps | Tokens) else planned
+        phase: planned if isinstance(planned, int) else {type(planned).__name__.lower(): asdict(planned)}
         for phase, planned in plan.items()
     }
 

@@ -10,6 +10,9 @@ from torchtally.proof.local_order import UnknownSizes
 from torchtally.proof.run_summary import PhaseSummary, RunSummary
 from torchtally.proof.worlds import RESUMED, World, otherwise
 
+# Of a phase, in its state and in the line.
+_SAME = ["n", "contract", "order", "sizes", "data", "consumed", "digest", "dropped_digest", "drawn_digest", "end"]
+
 
 def summary_of(
     run: Run,
@@ -22,30 +25,15 @@ def summary_of(
     """Return what the line says. `stopped` says why the run ends early."""
     worlds = _of_run(phases)
     return RunSummary(
-        run=run.run,
-        attempt=run.attempt,
-        began=run.began,
-        pod=run.pod,
-        task=run.task,
-        plan=run.plan,
-        seed=run.seed,
+        **{each: getattr(run, each) for each in ("run", "attempt", "began", "pod", "task", "plan", "seed")},
         worlds=worlds,
         stopped=stopped,
         phases={
             name: PhaseSummary(
-                n=phase.n,
-                contract=phase.contract,
-                order=phase.order,
-                sizes=phase.sizes,
-                data=phase.data,
-                consumed=phase.consumed,
-                digest=phase.digest,
+                **{each: getattr(phase, each) for each in _SAME},
                 dropped=phase.dropped or None,
-                dropped_digest=phase.dropped_digest,
                 dropped_in=(phase.dropped_in or None) if phase.completed > 1 else None,
                 drawn=phase.drawn if phase.drawn_digest else None,
-                drawn_digest=phase.drawn_digest,
-                end=phase.end,
                 worlds=otherwise(name, run.plan[name], phase.worlds, worlds),
             )
             for name, phase in phases.items()

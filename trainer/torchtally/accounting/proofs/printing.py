@@ -41,12 +41,8 @@ def line_of(
     run, phase = tally.run, tally.phase
     return TallyLine(
         **{**asdict(run), "rank": rank, "pod": pod},
+        **{each: getattr(phase, each) for each in ("epoch", "n", "start", "batch", "contract", "end")},
         phase=phase.name,
-        epoch=phase.epoch,
-        n=phase.n,
-        start=phase.start,
-        batch=phase.batch,
-        contract=phase.contract,
         order=str(phase.order),
         sizes=sizes_of(phase.order) if rank == "all" else None,
         expected=expected,
@@ -59,7 +55,6 @@ def line_of(
         doubled=None if wrong is None else _samples(doubled),
         lost_indices=_indices(lost),
         doubled_indices=_indices(doubled),
-        end=phase.end,
         mixture=phase.mix.counts(tally.shard) if phase.mix and rank == "all" else None,
     ).printed()
 

@@ -60,11 +60,13 @@ class Meeting:
         self._told: tuple[str | None, str | None] | None = None
         self._epoch = ""  # of which the ranks compare their weights, once
 
-    def compare(self, phase: str, completed: Callable[[str], int]) -> None:
-        """Leave hashes of this rank's weights, after as many steps as any other rank has made."""
+    def stepped(self, phase: str, completed: Callable[[str], int]) -> None:
+        """Leave hashes of this rank's weights, after as many steps as any other rank has made; meet if it is time."""
         if self._apart and self.steps.number == _COMPARED:
             self._epoch, text = f"{phase} epoch {completed(phase) + 1}", json.dumps(self._apart.tells(phase))
             self._in_store(lambda store: store.set(f"weights {self._rank}", text))
+        if self.due:
+            self.hold()
 
     @property
     def due(self) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from itertools import count
+from types import TracebackType
 from typing import Any
 
 import torch
@@ -15,9 +16,8 @@ from torch.distributed.distributed_c10d import PrefixStore
 
 from torchtally import compat, events
 from torchtally.accounting.data.fingerprint import is_unknown
-from torchtally.accounting.ledger.membership import Membership
 from torchtally.accounting.ledger.state import State
-from torchtally.accounting.ledger.tally import Run
+from torchtally.accounting.ledger.tally import Membership, Run
 from torchtally.accounting.proofs import kept_lines, proof_file
 from torchtally.accounting.run import restart
 from torchtally.accounting.run.restart import Record
@@ -54,6 +54,32 @@ def _device(process: Process) -> torch.device:
     if torch.cuda.is_initialized():
         return torch.device("cuda")
     return torch.device("cuda", process.local_rank % torch.cuda.device_count())  # which a library will choose
+
+
+class Final:
+    """A `with` statement for what can fail. A failure is final: the first is raised again in a loop that catches it.
+
+    It is a class, as each batch enters it: a generator takes several times as long.
+    """
+
+    def __init__(self, tell: Callable[[Ending], None]) -> None:
+        self._tell = tell
+        self._failure: Ending | None = None
+
+    def check(self) -> None:
+        """Raise the failure, if there was one."""
+        if self._failure:
+            raise self._failure
+
+    def __enter__(self) -> None:
+        self.check()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, Ending):
+            self._failure = error
+            self._tell(error)
 
 
 class Attempt:

@@ -2,7 +2,9 @@
 
 import threading
 from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,8 +13,7 @@ from torch.optim.optimizer import Optimizer
 from torch.utils import data
 
 from torchtally.accounting.batches.collate import Batch
-from torchtally.accounting.batches.indexed_batch import Taken
-from torchtally.accounting.batches.step_loader import StepLoader, checked
+from torchtally.accounting.batches.step_loader import StepLoader, Taken, checked
 from torchtally.accounting.guards.apart import Apart
 from torchtally.accounting.guards.guards import Guards
 from torchtally.accounting.ledger.batch_in_flight import Handed
@@ -24,14 +25,13 @@ from torchtally.accounting.proofs.proving import enforce, prove
 from torchtally.accounting.reporting.meeting import Meeting
 from torchtally.accounting.reporting.pace import Pace
 from torchtally.accounting.reporting.step_time import StepTime
-from torchtally.accounting.run.asked import Asked
-from torchtally.accounting.run.attempt import Attempt
-from torchtally.accounting.run.final import Final
+from torchtally.accounting.run.attempt import Attempt, Final
 from torchtally.accounting.run.phases import Phases
 from torchtally.accounting.run.progress import Progress
 from torchtally.accounting.run.reports import Reports
 from torchtally.checkpoints.coordination import Rounds
 from torchtally.checkpoints.objects import parameters_of
+from torchtally.checkpoints.stopping import Asked
 from torchtally.distributed import process_group
 from torchtally.errors import Refused, Unproven
 from torchtally.log import log
@@ -59,25 +59,26 @@ class Counting:
         attempt: Attempt,
         progress: Progress,
         phases: Phases,
+        gradients: Gradients,
         guards: Guards,
         reports: Reports | None,
         pace: Pace | None,
         exporter: "Exporter | None",
     ):
         self._attempt, self._progress, self._phases, self._guards = attempt, progress, phases, guards
+        self.gradients, self._open = gradients, gradients.open
         self._reports, self._pace, self._exporter = reports, pace, exporter
         self._steps = StepTime()
         self._meeting: Meeting | None = None  # once the run is known
         self.checkpoints: Rounds | None = None
         self.asked = Asked(attempt.members.everyone)
         self.phase = next(iter(progress.given), "")
-        self.gradients = Gradients(self._will_step, self._has_stepped)
         self._counts = 0  # steps of named optimizers that are taken note of
         self._proved = 0  # epochs of this attempt
         self._randomness = 0  # the seed of the last batch, to be mixed
         self.final = Final(attempt.tell)
         self._left_over: str | None = None  # the epoch that was stopped with a batch that does not count
-        self._stepped = False  # an optimizer, with that batch
+        self._counts_at_stop = 0
         self._committing: threading.Thread | None = None  # the thread that has made the last commit
         self._committed_in = 0  # the number of the body of an epoch in which that was
 
@@ -92,11 +93,9 @@ class Counting:
                 beyond = self._phases.beyond(phase, epoch) if trains and self.gradients.watches else None
             if beyond and self._progress.stopped is None:
                 yield from self._beyond(phase, epoch, batches, beyond)
-            elif trains and within:
-                with self._progress.body.loop(epoch):
-                    yield from self._batches(phase, epoch, batches)
             else:
-                yield from self._batches(phase, epoch, batches)
+                with self._progress.body.loop(epoch) if trains and within else nullcontext():
+                    yield from self._batches(phase, epoch, batches)
 
     def _beyond(self, phase: str, epoch: int, batches: Iterable[Any], why: str) -> Iterator[Taken]:
         """Yield batches of an epoch that the plan does not have, which a loop that fetches ahead does not train."""
@@ -126,8 +125,8 @@ class Counting:
         for each in complete:
             each.weighed = current.weighed
             self._close(each)
-        if current.weighed and not current.reached and len(self._phases.open[phase]) == 1:
-            self._guards.steps.begin(phase)
+        if current.weighed and not current.reached and len(self._open[phase]) == 1:
+            self.gradients.weights.begin(phase)
         if wrong := self._guards.problem():
             raise Refused(f"{current.name}: {wrong}")
         run = replace(current.tally.run, data=self._phases.fingerprint)
@@ -184,12 +183,12 @@ class Counting:
                 f"{current.name} is not proved: the loader ended after {current.handed} of {current.total} steps"
             )
         # The last batches of a loop that fetches ahead, or accumulates, count after the end.
-        if not current.trains and current in self._phases.in_progress:
+        if not current.trains and current in self._open.all:
             self._close(current)
 
     def name(self, optimizer: Optimizer, *, replicated: bool) -> None:
         """Have the steps of an optimizer count batches: `Account.optimizer`. Raises Refused."""
-        for current in self._phases.in_progress:
+        for current in self._open.all:
             if current.trains and not current.weighed:
                 raise Refused(
                     f"{current.where(current.handed)}: account.optimizer() must come before the first batch of the "
@@ -211,7 +210,7 @@ class Counting:
         """Take note of the steps of optimizers, and prove what is complete. A call of all ranks, between two steps."""
         self._note_steps()
         if threading.current_thread() is (self._committing or threading.main_thread()):
-            for phase in [*self._phases.open]:
+            for phase in [*self._open]:
                 self._prove_decided(phase, overdue=0)
 
     def _prove_decided(self, phase: str, *, overdue: int, again: bool = False, ends: bool = False) -> None:
@@ -220,7 +219,7 @@ class Counting:
         The last one is none if the program begins it `again` on all ranks. A call of all ranks, each of which was
         handed all batches of an epoch, or has one that is overdue.
         """
-        epochs = self._phases.open[phase]
+        epochs = self._open[phase]
         if not overdue and not any(each.weighed and each.ended for each in epochs):
             return
         if overdue or epochs[-1].ended:
@@ -237,7 +236,7 @@ class Counting:
     def _begin_again(self, current: EpochInProgress) -> None:
         """Let go of an epoch of which the program has looked at the first batches alone."""
         current.begun_again = True
-        self._phases.open[current.phase].remove(current)
+        self._open[current.phase].remove(current)
         self.gradients.forget(current)
 
     def after_step(self) -> None:
@@ -262,31 +261,31 @@ class Counting:
     def check_saved(self) -> None:
         """Refuse a state of this moment if the weights have more samples than those that count."""
         self._note_steps()
-        for gap in (epochs.gap for epochs in self._phases.open.values() if epochs):
+        for gap in (epochs.gap for epochs in self._open.values() if epochs):
             if gap:
                 raise Refused(
                     f"{gap}: the batch has no gradients in the weights, and later ones do, so a state cannot tell how "
                     "far the epoch is: call skip(reason) for a batch that is left out"
                 )
-        for current in self._phases.in_progress:
+        for current in self._open.all:
             if not current.trains and (wrong := self._guards.closes(current.phase, current.name)):
                 raise Refused(wrong)
 
     def commit(self, *batches: Batch) -> None:
         """Count what is in the weights: `Account.commit`. Raises Unproven and Refused."""
-        if any(each.weighed for each in self._phases.in_progress):
+        if any(each.weighed for each in self._open.all):
             raise Refused(
                 "commit() is for loops that name no optimizer: account.optimizer() was called, so the steps of the "
                 "optimizer count the batches whose losses account.weigh() has received"
             )
         for batch in batches:
             _check_is_batch("commit()", batch)
-            current = next(iter(self._phases.open[batch.phase]), None)
+            current = next(iter(self._open[batch.phase]), None)
             if current is None or not current.trains:
                 raise Refused(f"commit() must receive a batch of an epoch in progress that trains, not {batch!r}")
-            current.commit_upto(batch.step, batch.indices)
+            current.commit_upto(batch)
         if not batches:
-            pending = [each for each in self._phases.in_progress if each.trains and each.handed > each.counted]
+            pending = [each for each in self._open.all if each.trains and each.handed > each.counted]
             if not pending:
                 raise Refused(
                     "commit() has no batch to count: none is handed out and not committed; a loop that fetches "
@@ -300,10 +299,8 @@ class Counting:
         """Take note of a step whose batches count."""
         self._steps.stepped()
         if self._meeting:
-            self._meeting.compare(self.phase, self._progress.completed)
-            if self._meeting.due:
-                self._meeting.hold()
-        for current in self._phases.in_progress:
+            self._meeting.stepped(self.phase, self._progress.completed)
+        for current in self._open.all:
             if not current.trains:
                 continue
             self._attempt.stepped(current.tally.phase.epoch)
@@ -323,7 +320,7 @@ class Counting:
         """Count a batch as dropped: `Account.skip`. Raises Unproven and Refused."""
         if batch is not None:
             _check_is_batch("skip()", batch)
-        current = self._phases.open[batch.phase if batch else self.phase].find(batch)
+        current = self._open[batch.phase if batch else self.phase].find(batch)
         wrong = tally_line.text_problem("reason", reason)
         steps: list[int] = []
         if current is None or not current.trains:
@@ -344,13 +341,13 @@ class Counting:
     def stop(self, reason: str, state: str) -> None:
         """End the run after what counts: `Account.stop`. Raises Unproven and Refused."""
         self.catch_up()
-        opened = {each.phase for each in self._phases.in_progress}
+        opened = {each.phase for each in self._open.all}
         wrong = tally_line.text_problem("reason", reason) or self._progress.stop_problem(opened)
         self._attempt.agree({"reason to stop": reason, "state": state}, wrong, call="stop()")
         self.gradients.settle(overdue=True, ends=True)
-        self._guards.steps.keep_what_is_not_known()
-        self._progress.stopped = reason
-        for current in self._phases.in_progress:
+        self.gradients.weights.keep(known=False)
+        self._progress.stopped, self._counts_at_stop = reason, self.gradients.counts
+        for current in self._open.all:
             if current.trains and current.handed > current.counted:
                 self._left_over = current.name
             if not current.complete:
@@ -358,7 +355,7 @@ class Counting:
             if current.trains and current.position.consumed:
                 self._close(current)
             else:
-                self._phases.open[current.phase].remove(current)
+                self._open[current.phase].remove(current)
 
     def settle(self, phase: str, *, ends: bool = False) -> None:
         """Prove what the loop has left, as the next epoch of the phase begins, or the run `ends`. Raises Unproven.
@@ -367,7 +364,7 @@ class Counting:
         program has looked at the first batches alone, as by `next(iter(loader))`, begins again.
         """
         self._note_steps()
-        epochs = self._phases.open[phase]
+        epochs = self._open[phase]
         if epochs and (last := epochs[-1]).weighed:
             again = not ends and last.untouched and not self.gradients.has_loss(last)
             overdue = len(epochs) if ends or not last.ended else epochs.overdue
@@ -384,11 +381,11 @@ class Counting:
     def finish(self, discarded: int, model: str | None) -> dict[str, Any] | None:
         """Prove what is left; print and return the last line of the run. Raises Unproven and Refused."""
         self.catch_up()
-        for phase in [*self._phases.open]:
+        for phase in [*self._open]:
             self.settle(phase, ends=True)
         if self.checkpoints:
             self.checkpoints.finish()
-        if self._left_over and self._stepped:
+        if self._left_over and self.gradients.counts > self._counts_at_stop:
             raise Unproven(
                 f"the run is not proved: after stop(), an optimizer has stepped with a batch of {self._left_over} that "
                 "was handed out and does not count: call stop() after optimizer.step(), and train no more"
@@ -419,7 +416,7 @@ class Counting:
         self._note_steps()
         if wrong := tally_line.text_problem("reason", reason):
             raise Refused(wrong)
-        self._guards.steps.keep()
+        self.gradients.weights.keep(known=True)
         self._guards.say([f"weights replaced by the program: {reason}"])
 
     def reseed(self) -> None:
@@ -433,11 +430,6 @@ class Counting:
         if not self._attempt.is_complete:
             self._guards.unfinished.leave(self._attempt.run.run)
 
-    @property
-    def _pending(self) -> bool:
-        """Whether a batch is handed out that commits count, and none has."""
-        return any(each.trains and each.handed > each.counted for each in self._phases.in_progress)
-
     def _before_batch(self, checkpoints: Rounds, current: EpochInProgress) -> None:
         """Save a checkpoint if one is due. Raises Refused in another thread than the loop's, which may be in a step.
 
@@ -445,7 +437,7 @@ class Counting:
         each epoch may have a thread of its own.
         """
         over = self._committed_in < self._progress.body.begun or not (self._committing and self._committing.is_alive())
-        if self._committing not in (None, threading.current_thread()) and (self._pending or not over):
+        if self._committing not in (None, threading.current_thread()) and (self._open.pending or not over):
             raise Refused(
                 f"{current.name}: another thread than the one that commits has fetched a batch, so a checkpoint could "
                 "hold half of a step: fetch batches in the thread that commits, and read ahead by the loader's "
@@ -455,46 +447,20 @@ class Counting:
         checkpoints.before_batch()
         self._steps.go_on()
 
-    def _will_step(self, optimizer: Optimizer, replicated: bool) -> None:
-        """A named optimizer is about to step."""
-        last = any(each.trains and each.ended for epochs in self._phases.open.values() for each in epochs)
-        self._guards.will_step(optimizer, replicated=replicated, last=last)
-
-    def _has_stepped(self, optimizer: Optimizer, phases: set[str]) -> None:
-        """A named optimizer has stepped, with gradients of batches of these phases. Raises Refused."""
-        if getattr(optimizer, "_overlap_with_ddp", False):
-            raise Refused(
-                f"a {type(optimizer).__name__} with overlap_with_ddp=True leaves out its first steps, so their samples "
-                "would count without being in the weights: it must be False"
-            )
-        self._stepped |= bool(phases) and self._left_over is not None
-        evaluates = None
-        # At a rate of 0, PyTorch's checkpoints let an optimizer make its state.
-        if not phases and any(group.get("lr") != 0 for group in optimizer.param_groups):
-            for each in self._phases.in_progress:
-                each.touched = True
-            if not self._pending:
-                evaluates = next((each.name for each in self._phases.in_progress if each.handed > each.counted), None)
-        self._guards.has_stepped(optimizer, phases, evaluates)
-
     def _close(self, current: EpochInProgress) -> None:
         """Prove an epoch. Raises Unproven on every rank if samples are lost or duplicated, Refused if data changed."""
-        members, tally = self._attempt.members, current.tally
-        name = tally.phase.name
+        members, name = self._attempt.members, current.phase
         self._attempt.check_group(f"{current.name} is not proved")
-        self._phases.open[name].remove(current)
+        self._open[name].remove(current)
         current.close()
         problem = self._guards.closes(name, current.name)
         told, caveats = self._guards.tells(name) if current.weighed else {}, len(self._guards.caveats)
-
-        def judge(told: list[dict[str, Any]]) -> str | None:
-            return self._guards.judges(current.name, told)
-
-        proof = prove(tally, members.everyone, leads=members.leads, problem=problem, told=told, judge=judge)
+        judge = partial(self._guards.judges, current.name)
+        proof = prove(current.tally, members.everyone, leads=members.leads, problem=problem, told=told, judge=judge)
         if current.weighed:
-            self._guards.steps.close(name)
-            if self._phases.open[name]:  # the next epoch, which has begun before
-                self._guards.steps.begin(name)
+            self.gradients.weights.close(name)
+            if self._open[name]:  # the next epoch, which has begun before
+                self.gradients.weights.begin(name)
         for caveat in self._guards.caveats[caveats:] if self._attempt.prints else ():
             log.warning(caveat)
         if current.drops:

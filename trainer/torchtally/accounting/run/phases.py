@@ -1,7 +1,6 @@
 """The phases of an account: the data of each, and where its next epoch begins."""
 
 import zlib
-from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
@@ -18,7 +17,7 @@ from torchtally.accounting.guards.guards import Guards
 from torchtally.accounting.ledger import resume
 from torchtally.accounting.ledger.drops import Drops
 from torchtally.accounting.ledger.epoch_in_progress import EpochInProgress
-from torchtally.accounting.ledger.open_epochs import OpenEpochs
+from torchtally.accounting.ledger.open_epochs import Open
 from torchtally.accounting.ledger.state import PhaseState, Position
 from torchtally.accounting.ledger.tally import Phase, Tally
 from torchtally.accounting.order import randomness
@@ -59,11 +58,11 @@ class Phases:
         open: The epochs in progress of each.
     """
 
-    def __init__(self, progress: Progress, attempt: Attempt, order: Locality | None, guards: Guards):
+    def __init__(self, progress: Progress, attempt: Attempt, order: Locality | None, guards: Guards, epochs: Open):
         self._progress, self._attempt, self._order, self._guards = progress, attempt, order, guards
         self.samplers: dict[str, AnySampler] = {}
         self.training: dict[str, bool] = {}
-        self.open: defaultdict[str, OpenEpochs] = defaultdict(OpenEpochs)
+        self.open = epochs
         self._loaders: dict[str, step_loader.StepLoader] = {}
         self._read: dict[str, Any] = {}  # the data of which samples were read
 
@@ -132,11 +131,6 @@ class Phases:
         if phase not in self.samplers:
             raise Refused(f"the phase {phase!r} has no loader and no sampler yet")
 
-    @property
-    def in_progress(self) -> list[EpochInProgress]:
-        """All epochs in progress."""
-        return [each for epochs in self.open.values() for each in epochs]
-
     def _positions(self, phase: str) -> list[Position]:
         """How far the orders of a phase's epochs in progress are consumed, or of those of a loaded state."""
         if epochs := self.open[phase]:
@@ -194,7 +188,7 @@ class Phases:
                 raise Refused(f"{phase}: it takes {name}={given} or a sampler, and not both")
         if contract not in OF_DRAWS:
             raise Refused(f"{phase}: contract={contract!r} of a sampler must be one of {', '.join(OF_DRAWS)}")
-        if not isinstance(planned := self._progress.given[phase], int):
+        if not isinstance(planned := self._progress.given[phase], int) and "every" not in planned:
             raise Refused(
                 f"the plan of {phase} is in {', '.join(planned)}, and with a sampler of its own it must be in whole "
                 "epochs: account.stop() ends a run within one"

@@ -2,22 +2,72 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import torch.distributed as dist
 
-from torchtally.accounting.ledger.body import Body
 from torchtally.accounting.ledger.state import PhaseState, Position, State
 from torchtally.accounting.ledger.tally import Run
 from torchtally.accounting.order.drawn import AnySampler
-from torchtally.accounting.order.plan import Extent, Planned, as_values, checked, extent
+from torchtally.accounting.order.plan import Every, Extent, Planned, as_values, checked, extent
 from torchtally.accounting.order.sampler import Sampler
 from torchtally.accounting.proofs import last_line
 from torchtally.errors import Refused, Unproven
 from torchtally.log import log
 
 ANOTHER = "continue as before, or begin another run in another output folder"
+
+
+class Body:
+    """The epoch and the batch loops that the program is in: a state of a batch loop resumes with the rest of the body.
+
+    Attributes:
+        loaded: Epoch of a loaded state, if the rest of its body still has to run.
+        rest: The first epoch after a resume, of whose body a part may be made.
+        begun: Number of bodies that have begun.
+    """
+
+    def __init__(self) -> None:
+        self.loaded: int | None = None
+        self.rest: int | None = None
+        self.begun = 0
+        self._epoch: int | None = None  # the one that `Account.epochs` has yielded
+        self._loops: dict[object, int] = {}  # the batch loops in progress, with the epochs of their phases
+
+    @property
+    def within(self) -> bool:
+        """Whether the program is in an epoch that `Account.epochs` has yielded."""
+        return self._epoch is not None
+
+    @property
+    def unfinished(self) -> int | None:
+        """The epoch whose body a resume from here must finish, because the program is in one of its batch loops."""
+        if not self._loops:
+            return self.loaded
+        return max(self._loops.values()) if self._epoch is None else self._epoch
+
+    @contextmanager
+    def epoch(self, number: int) -> Iterator[None]:
+        """The context in which the program runs the body of this epoch."""
+        self._epoch, self.begun = number, self.begun + 1
+        try:
+            yield
+            self.loaded = None  # the first epoch that a resume yields
+        finally:
+            self._epoch = None
+            self._loops.clear()  # a loop that the program left can still have its iterator
+
+    @contextmanager
+    def loop(self, epoch: int) -> Iterator[None]:
+        """The context of a batch loop, in this epoch of a phase that trains."""
+        loop = object()
+        self.loaded, self._loops[loop] = None, epoch
+        try:
+            yield
+        finally:
+            self._loops.pop(loop, None)
 
 
 class Progress:
@@ -88,6 +138,9 @@ class Progress:
         for phase, planned in self._plan.items():
             if phase in self.extents:
                 continue
+            if isinstance(planned, Every):
+                self.extents[phase] = self.epochs[next(iter(self._plan))] // planned.epochs, None
+                continue
             if isinstance(planned, int):
                 self.extents[phase] = planned, None
                 continue
@@ -109,39 +162,35 @@ class Progress:
     def left(self, evaluates: Set[str]) -> Iterator[int]:
         """Yield the numbers of the epochs that are left: `Account.epochs`. `evaluates` has phases that do not train."""
         self._note_those_before(evaluates)
-        longest, done = self._longest, self._done
-        # The state of another phase can be within the epoch that these have completed.
-        begun = {done for phase in self.phases.values() if phase.positions and phase.positions[-1].epoch == done}
-        reached = [self.phases[phase].positions for phase in longest if phase in self.phases]
-        between = not any(len(each) == 1 or (each and each[-1].consumed) for each in reached)
-        due = [phase for phase in self.epochs if between and phase not in longest and self._is_due(phase, done)]
-        # More evaluations than epochs of training: several in each, or some after them.
-        trained = max((self._planned(phase) for phase in self.epochs if phase not in evaluates), default=0)
-        trains = [phase for phase in self.epochs if phase not in evaluates and self._planned(phase) == trained]
         for epoch in range(1, self._last + 1):
-            left = epoch in begun or any(self._made(phase) < epoch for phase in longest)
-            left = left or (epoch <= trained and any(self._made(phase) < epoch for phase in trains))
-            guessed = epoch == done and not left and epoch != self.body.loaded and bool(due)
-            if epoch == self.body.loaded or (self.stopped is None and (left or guessed)):
-                made = {phase: self._made(phase) for phase in due}
+            rest = epoch == self.body.loaded
+            if rest or (self.stopped is None and self._lacking(epoch, evaluates)):
                 if self.loaded and self.body.rest is None:
                     self.body.rest = epoch
-                    if left and epoch != self.body.loaded:
+                    if not rest:
                         self._say_what_is_made_twice(epoch, evaluates)
                 with self.body.epoch(epoch):
                     yield epoch
-                if self._done >= epoch:  # not of a program that lists the epochs first
-                    self.body.over = epoch
-                if guessed and all(self._made(phase) == made[phase] for phase in due) and dist.get_rank() == 0:
-                    log.warning(
-                        f"what follows the batches of epoch {epoch} was made again, as the state does not tell whether "
-                        f"{due[0]} was to follow: save it in the batch loop, after commit(), to have all made once"
-                    )
+
+    def _lacking(self, epoch: int, evaluates: Set[str]) -> list[str]:
+        """The phases that have made fewer epochs than the plan says of the first ones of `Account.epochs`.
+
+        It says nothing of a phase that has fewer epochs than others that train, unless that is planned by `Every`.
+        """
+        trained = max((self._planned(phase) for phase in self.epochs if phase not in evaluates), default=0)
+        found = []
+        for phase, plan in self._plan.items():
+            planned = self._planned(phase)
+            due = epoch if planned == self._last or (phase not in evaluates and planned == trained) else 0
+            due = epoch // plan.epochs if isinstance(plan, Every) else due
+            if self._made(phase) < min(due, planned):
+                found.append(phase)
+        return found
 
     def _say_what_is_made_twice(self, epoch: int, evaluates: Set[str]) -> None:
         """Warn of a state that was saved in the body of an epoch, after its batches and before its evaluation."""
         made = [phase for phase in self.epochs if phase not in evaluates and self.was_complete(phase, epoch)]
-        due = [phase for phase in self.epochs if phase in evaluates and self._made(phase) < epoch]
+        due = [phase for phase in self._lacking(epoch, evaluates) if phase in evaluates]
         if made and due and dist.get_rank() == 0:
             log.warning(
                 f"the state was saved after the batches of {made[0]} epoch {epoch} and before the end of {due[0]}, so "
@@ -162,16 +211,6 @@ class Progress:
         """The number of the last epoch of `Account.epochs`."""
         return max(map(self._planned, self.epochs))
 
-    @property
-    def _longest(self) -> list[str]:
-        """The phases with the most epochs in `Account.epochs`. Other phases skip epochs."""
-        return [phase for phase in self.epochs if self._planned(phase) == self._last]
-
-    @property
-    def _done(self) -> int:
-        """The number of epochs that these have completed."""
-        return min(map(self._made, self._longest))
-
     def _planned(self, phase: str) -> int:
         """The epochs of a phase in those of `Account.epochs`."""
         return self.epochs[phase] - self._before(phase)
@@ -182,18 +221,6 @@ class Progress:
 
     def _before(self, phase: str) -> int:
         return (self.phases[phase].before or 0) if phase in self.phases else 0
-
-    def _is_due(self, phase: str, done: int) -> bool:
-        """Whether a phase that skips epochs has still to be made in epoch `done`, which the others have completed.
-
-        It is taken to be made in every k-th epoch, such as an evaluation, or else in the last one, unless the state
-        was made outside the body of `done`. After the batches of `done` nothing tells whether it follows.
-        """
-        planned, made, last = self._planned(phase), self._made(phase), self._last
-        if not done or made >= planned or self.body.over == done:
-            return False
-        number, rest = divmod(done, last // planned)
-        return (done == last and made == planned - 1) or (not rest and made == number - 1)
 
     def state(self, run: Run, positions: Mapping[str, Sequence[Position]]) -> State:
         """The state of the run, with the positions of epochs in progress."""
@@ -209,7 +236,6 @@ class Progress:
             extents=self.extents,
             stopped=self.stopped,
             unfinished=self._unfinished,
-            over=self.body.over if self.body.over == self._done else None,
             phases=phases,
         )
 
@@ -217,7 +243,8 @@ class Progress:
     def _unfinished(self) -> int | None:
         """The epoch whose body a resume must finish, if this does not follow from what its phases have consumed."""
         epoch = self.body.unfinished
-        if epoch is None or (self.stopped is None and any(self._made(phase) < epoch for phase in self._longest)):
+        longest = [phase for phase in self.epochs if self._planned(phase) == self._last]
+        if epoch is None or (self.stopped is None and any(self._made(phase) < epoch for phase in longest)):
             return None
         return epoch
 
@@ -233,7 +260,7 @@ class Progress:
         self.waiting = Counter({name: len(phase.ahead) for name, phase in self.phases.items()})
         self.loaded, self.stopped = loaded, loaded.stopped
         self.extents = {} if self.grown_from else dict(loaded.extents)
-        self.body.loaded, self.body.over = loaded.unfinished, loaded.over
+        self.body.loaded = loaded.unfinished
 
     @property
     def grown_from(self) -> Mapping[str, Any] | None:
@@ -241,11 +268,15 @@ class Progress:
         return self.loaded.plan if self.loaded is not None and self.loaded.plan != self.given else None
 
     def _grows_from(self, loaded: State) -> bool:
-        """Whether this plan has the same phases as a state's plan, in whole epochs, and no phase has fewer."""
+        """Whether this plan has the same phases as a state's plan, in epochs or by `Every`, and none has fewer."""
         ended = loaded.stopped is not None or any(phase.end for phase in loaded.phases.values())
-        whole = all(type(epochs) is int for epochs in (*loaded.plan.values(), *self.given.values()))
-        same = [*loaded.plan] == [*self.given]
-        return not ended and whole and same and all(loaded.plan[phase] <= self.given[phase] for phase in self.given)
+        if ended or [*loaded.plan] != [*self.given]:
+            return False
+        pairs = [(loaded.plan[phase], now) for phase, now in self.given.items()]
+        return all(
+            before <= now if type(before) is type(now) is int else before == now and "every" in now
+            for before, now in pairs
+        )
 
     def last_line(
         self, run: Run, caveats: Sequence[str], discarded: int, model: str | None = None
@@ -254,7 +285,9 @@ class Progress:
         for phase, planned in self.epochs.items():
             if (made := self.completed(phase)) < planned:
                 if self.stopped is None:
-                    raise Unproven(f"the plan has {planned} epochs of {phase}, and {made} were made")
+                    hint = "; an evaluation that only some epochs have is planned by Every, for a resume to make it"
+                    hint = hint if self.loaded and isinstance(self._plan[phase], int) and planned < self._last else ""
+                    raise Unproven(f"the plan has {planned} epochs of {phase}, and {made} were made{hint}")
                 if phase in self.phases and self.phases[phase].end is None:
                     self.phases[phase] = replace(self.phases[phase], end=(made + 1, 0))
         if unproven := self.stop_problem(set()):

@@ -1,4 +1,4 @@
-"""What steps do to a few parameters of the optimizers that a program has named: the facts that guards share.
+"""What steps leave in a few parameters of the optimizers that a program has named: the facts that guards share.
 
 Hashes are taken before the first step, and after a few: the first ones of an epoch and its last one. Of some of the
 parameters, the values that these steps leave are kept.
@@ -98,10 +98,11 @@ class _Of:
     whole: int | None = None  # a hash of all parameters, before or after its first step that has changed none
 
 
-class Steps:
-    """The steps of the named optimizers of one account.
+class Weights:
+    """What the steps of the named optimizers of one account leave.
 
     Attributes:
+        asked: Whether a guard wants to know any of this.
         blind: Whether a step was compiled or captured, so that nothing is known of the parameters.
         in_parts: Whether an optimizer steps parts of parameters, as with FSDP.
         written: Whether something else than a step has written to what the last epoch has left, since a guard asked.
@@ -110,6 +111,7 @@ class Steps:
     """
 
     def __init__(self) -> None:
+        self.asked = True
         self.blind = self.in_parts = self.written = False
         self.counted = 0
         self.marks: dict[str, list[int]] = {}
@@ -150,6 +152,8 @@ class Steps:
 
     def will_step(self, optimizer: Optimizer, *, replicated: bool, last: bool) -> None:
         """Before a step of a named optimizer; `last` if the loop has all batches of an epoch."""
+        if not self.asked:
+            return
         if torch.compiler.is_compiling() or compat.captures():
             self.blind = True
             return
@@ -201,17 +205,11 @@ class Steps:
             hashes = [(hash_of(now), each.before) for each in few if (now := each.values) is not None]
             self.marks[f"step {of.number} of optimizer {of.order}"] = [now for now, before in hashes if now != before]
 
-    def keep(self) -> None:
-        """Take the values of now for those that the last step has left: the program has replaced them."""
+    def keep(self, *, known: bool) -> None:
+        """Take the values of now for those that the last step has left; where these are kept, only if `known`."""
         self._recent = True
         for each in self.watched:
-            each.keep()
-
-    def keep_what_is_not_known(self) -> None:
-        """Take the values of now for those that the last step has left, where these were not kept: no step follows."""
-        self._recent = True
-        for each in self.watched:
-            if not each.fresh:
+            if known or not each.fresh:
                 each.keep()
 
     def _kept(self, of: _Of) -> list[Watched]:
