@@ -37,6 +37,8 @@ IMPORTED += ["torch._dynamo", "torchtally.training.loop", "torchtally.accounting
 ALL = ["hypothesis", "keras", "kubernetes.client.api.core_v1_api", "kubernetes.utils", "lightning.pytorch"]
 ALL += ["mlflow", "pooch", "pytest", "scipy.stats", "testcontainers.core.container"]
 ALL += ["torchmetrics", "transformers.trainer"]
+ALL += [f"torchtally.integrations.{each}" for each in ("accelerate", "keras", "lightning", "transformers")]
+ALL += ["s3fs", "torchdata.stateful_dataloader"]  # which Lightning and the Trainer import in a training
 PYTEST = "import torch, sys, pytest; sys.exit(pytest.main(sys.argv[1:]))"  # `python -c` of it starts as a fork
 ROOT = Path(__file__).parents[1]
 SHIM = ROOT / "trainer/torchtally/local/shim.py"  # starts pods, and so needs a server of its own
@@ -221,6 +223,12 @@ def _become(request: dict[str, Any], files: list[int]) -> None:
         os.dup2(each, number)
     for each in files:
         os.close(each)
+    for name, mode, buffering, number in (("stdin", "r", -1, 0), ("stdout", "w", -1, 1), ("stderr", "w", 1, 2)):
+        old = getattr(sys, name)  # which remembers whether the server's was a terminal, or could seek
+        newline = None if mode == "r" else "\n"
+        new = open(number, mode, buffering, old.encoding, old.errors, newline, closefd=False)  # noqa: SIM115
+        setattr(sys, name, new)
+        setattr(sys, f"__{name}__", new)
     os.chdir(request["folder"])
     os.environ.clear()
     os.environ.update(request["environment"])

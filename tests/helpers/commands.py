@@ -11,7 +11,6 @@ from accounts import tallies
 
 TORCHTALLY = [sys.executable, "-m", "torchtally.cli"]
 HERE = Path(__file__).parent
-VERIFIER = HERE.parents[1] / "scripts/verify_shards.py"
 # Large batches of a small model: what is tested here is not learning.
 BATCHES = ["run", "fashion-mnist", "--epochs", "1", "--batch-size", "1000"]
 QUICK = [*BATCHES, "--hidden", "16"]
@@ -35,11 +34,15 @@ sys.exit(cli.main(sys.argv[1:]))
 
 
 def pods(
-    count: int, environment: dict[str, str], command: list[str], each: list[dict[str, str]] | None = None
+    count: int,
+    environment: dict[str, str],
+    command: list[str],
+    each: list[dict[str, str]] | None = None,
+    entry: str = launched.ENTRY,
 ) -> list[subprocess.CompletedProcess[str]]:
     """Run `command` in the pods of a job, each with its own of `each`, until all have ended."""
     with tempfile.TemporaryDirectory() as folder, launched.job(environment, Path(folder), count) as job:
-        started = [job.start(rank, command, **(each[rank] if each else {})) for rank in range(count)]
+        started = [job.start(rank, command, entry, **(each[rank] if each else {})) for rank in range(count)]
         return [subprocess.CompletedProcess(command, pod.wait(), pod.rest(), pod.errors) for pod in started]
 
 
@@ -52,7 +55,7 @@ def alone(
 
 
 def verified(path: str | Path, log: str = "") -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, str(VERIFIER), str(path)], input=log, capture_output=True, text=True)
+    return subprocess.run([*TORCHTALLY, "verify", str(path)], input=log, capture_output=True, text=True)
 
 
 def lines(text: str) -> list[dict[str, Any]]:

@@ -34,9 +34,9 @@ def reported(output: str) -> list[events.Event]:
 
 
 def verified(output: str) -> str:
-    """What scripts/verify_shards.py says of this log, which it must accept."""
+    """What `torchtally verify` says of this log, which it must accept."""
     judged = subprocess.run(
-        [sys.executable, ROOT / "scripts/verify_shards.py", "-"], input=output, capture_output=True, text=True
+        [sys.executable, "-m", "torchtally.cli", "verify", "-"], input=output, capture_output=True, text=True
     )
     assert judged.returncode == 0, judged.stdout + judged.stderr
     return judged.stdout

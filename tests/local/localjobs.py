@@ -94,9 +94,9 @@ def run_script(file: str, *options: str, stdin: str = "", **variables: str) -> s
 
 
 def verified(log: Path, lines: Sequence[str], *options: str) -> subprocess.CompletedProcess[str]:
-    """What scripts/verify_shards.py says of these lines, written to a log."""
+    """What `torchtally verify` says of these lines, written to a log."""
     log.write_text("\n".join(lines))
-    script = [sys.executable, str(RUN_LOCAL.parent / "verify_shards.py"), str(log), *options]
+    script = [sys.executable, "-m", "torchtally.cli", "verify", str(log), *options]
     return subprocess.run(script, capture_output=True, text=True)
 
 

@@ -7,7 +7,7 @@ import sys
 
 import torch.distributed as dist
 from accelerate import Accelerator
-from counted import DATA, EPOCHS, SIZE, Death, Model, drops, own, report, scaler
+from counted import DATA, EPOCHS, SIZE, WORKERS, Death, Model, drops, own, report, scaler
 
 from torchtally import Account
 from torchtally.integrations.accelerate import marked
@@ -19,7 +19,9 @@ dist.is_initialized() or dist.init_process_group("gloo")
 accelerator = Accelerator(cpu=True, gradient_accumulation_steps=accumulate)
 with Account(task="counted", plan={"train": EPOCHS}) as account:
     model, death = Model(how == "overflows"), Death()
-    loader = account.loader(DATA, "train", batch_size=SIZE, num_workers=1, collate_fn=drops if how == "drops" else None)
+    loader = account.loader(
+        DATA, "train", batch_size=SIZE, num_workers=WORKERS, collate_fn=drops if how == "drops" else None
+    )
     loader = accelerator.prepare(loader)  # which leaves it as it is
     if how != "not registered":
         accelerator.register_for_checkpointing(account)

@@ -21,6 +21,7 @@ from torchtally import Account, Batch
 
 N, EPOCHS, SIZE = 101, 3, 4  # samples, epochs, samples of a rank in a step
 DATA = Noisy(N)
+WORKERS = int(os.environ.get("WORKERS", "0"))  # of the loader
 OVERFLOWS = (3, 9, 26, 78)  # batches, of which an epoch has 26 on one rank, and 9 on each of three
 
 

@@ -12,7 +12,7 @@ os.environ["KERAS_BACKEND"] = "torch"
 import keras
 import torch
 import torch.distributed as dist
-from counted import EPOCHS, OVERFLOWS, SIZE, Death, N, own, report
+from counted import EPOCHS, OVERFLOWS, SIZE, WORKERS, Death, N, own, report
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from witness import Noisy
@@ -74,7 +74,7 @@ with Account(task="counted", plan={"train": EPOCHS}) as account:
     (indices, inputs), label = data[0]
     if how != "unbuilt":
         model.test_on_batch((torch.tensor([indices]), inputs[None]), torch.tensor([label]))
-    batches = Batches(account.loader(data, "train", batch_size=SIZE, num_workers=1))
+    batches = Batches(account.loader(data, "train", batch_size=SIZE, num_workers=WORKERS))
     options = {"save_freq": every, "double_checkpoint": True, "delete_checkpoint": how != "best"}
     backup = BackupAndRestore(account, folder / "backup", **options)
     if how == "rank 0 repairs" and dist.get_rank():

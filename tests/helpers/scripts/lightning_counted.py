@@ -13,7 +13,7 @@ from typing import Any
 import lightning
 import torch
 import torch.distributed as dist
-from counted import DATA, EPOCHS, SIZE, Death, Model, drops, own, report, scaler
+from counted import DATA, EPOCHS, SIZE, WORKERS, Death, Model, drops, own, report, scaler
 from lightning.pytorch.callbacks import (
     ModelCheckpoint,
     ModelPruning,
@@ -89,7 +89,7 @@ validates = how.startswith("validat")
 planned = {"train": trained} | ({"test": EPOCHS} if validates else {})
 with Account(task="counted", plan=planned) as ACCOUNT:
     collate = drops if how == "drops" else None
-    loader = ACCOUNT.loader(DATA, "train", batch_size=SIZE, num_workers=1, collate_fn=collate)
+    loader = ACCOUNT.loader(DATA, "train", batch_size=SIZE, num_workers=WORKERS, collate_fn=collate)
     tests = None
     if validates:
         tests = ACCOUNT.loader(DATA, "test", batch_size=20, shuffle=False, trains=False)

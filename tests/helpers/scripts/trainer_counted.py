@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from counted import DATA, EPOCHS, SIZE, Death, Model, drops, own, report, scaler
+from counted import DATA, EPOCHS, SIZE, WORKERS, Death, Model, drops, own, report, scaler
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import (
     DataCollatorWithFlattening,
@@ -92,7 +92,7 @@ with Account(task="counted", plan={"train": steps if how == "steps" else EPOCHS}
             "max_grad_norm": 0,
             "report_to": [],
             "disable_tqdm": True,
-            "dataloader_num_workers": 1,
+            "dataloader_num_workers": WORKERS,
         }
         | options
     )

@@ -4,12 +4,12 @@ import hashlib
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import accounts
 import jsonschema
 import proofs
+from commands import TORCHTALLY
 from squares import Squares
 
 from torchtally import Account
@@ -19,7 +19,7 @@ SCHEMA = json.loads((ROOT / "docs/reference/statement-v1.schema.json").read_text
 
 
 def verified(path: Path, *options: object, log: str = "") -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(ROOT / "scripts/verify_shards.py"), str(path), *map(str, options)]
+    command = [*TORCHTALLY, "verify", str(path), *map(str, options)]
     return subprocess.run(command, input=log, capture_output=True, text=True)
 
 

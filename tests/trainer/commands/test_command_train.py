@@ -14,11 +14,12 @@ import proofs
 import pytest
 import ranks
 import torch
-from commands import BATCHES, HERE, QUICK, alone, last_line, lines, pods, verified
+from commands import BATCHES, FEW, HERE, QUICK, alone, last_line, lines, pods, verified
 
 IMAGE = "ghcr.io/me/torchtally:1.2.3-cpu"
 SCHEMA = json.loads((HERE.parents[1] / "docs/reference/statement-v1.schema.json").read_text())
 FAULTY = ["run", "--", sys.executable, str(HERE / "faulty.py")]
+FEW_STEPS = [*QUICK, "--batch-size", "20"]  # of the 90 samples of FEW
 BFLOAT16 = ["--all-reduce", "bfloat16"]
 
 
@@ -36,7 +37,7 @@ def test_two_pods_prove_their_shards_and_rank_0_alone_writes(environment: dict[s
     each = [{"TORCHTALLY_OUTPUT": str(tmp_path / name)} for name in ("master", "worker")]
     (tmp_path / "master").mkdir()
     (tmp_path / "master" / ".model.pt.u3k_9x2a").write_text("what a killed process has left")
-    ended = pods(2, environment, BATCHES, each)
+    ended = pods(2, environment, QUICK, each)
     assert [pod.returncode for pod in ended] == [0, 0], ended[0].stderr + ended[1].stderr
     for pod in ended:
         clean_log.assert_clean(pod.stdout + pod.stderr)
@@ -76,11 +77,11 @@ def test_two_pods_prove_their_shards_and_rank_0_alone_writes(environment: dict[s
     assert sorted(path.name for path in model.parent.iterdir()) == ["checkpoints", "model.pt", "proof.json", "run.json"]
     weights = torch.load(model, weights_only=True)
     assert [tuple(value.shape) for value in weights.values()] == [
-        (512, 784),
-        (512,),
-        (512, 512),
-        (512,),
-        (10, 512),
+        (16, 784),
+        (16,),
+        (16, 16),
+        (16,),
+        (10, 16),
         (10,),
     ]
 
@@ -90,12 +91,12 @@ def test_a_complete_training_goes_on_to_more_epochs_and_one_proof_covers_both(
 ) -> None:
     """With the weights of a training that has made all of them at once."""
     two = {**environment, "PET_NPROC_PER_NODE": "2"}
-    first, grown = alone(two, QUICK), alone(two, [*QUICK, "--epochs", "3"])
+    first, grown = alone(two, FEW_STEPS, FEW), alone(two, [*FEW_STEPS, "--epochs", "3"], FEW)
     assert (first.returncode, grown.returncode) == (0, 0), grown.stderr
     last = last_line(grown.stdout)
     assert (last["run"], last["plan"]) == (last_line(first.stdout)["run"], {"train": 3, "test": 3})
     assert last["worlds"] == [[1, 0, 2]]
-    whole = alone({**two, "TORCHTALLY_OUTPUT": str(tmp_path / "whole")}, [*QUICK, "--epochs", "3"])
+    whole = alone({**two, "TORCHTALLY_OUTPUT": str(tmp_path / "whole")}, [*FEW_STEPS, "--epochs", "3"], FEW)
     assert last["model"] == last_line(whole.stdout)["model"]
     judged = verified("-", first.stdout + grown.stdout)
     assert judged.returncode == 0 and "2 ranks, train 3 epochs, test 3 epochs" in judged.stdout, judged.stdout
@@ -107,37 +108,37 @@ def test_a_complete_training_goes_on_to_more_epochs_and_one_proof_covers_both(
     every = [*together, *lines(grown.stdout), last]
     assert sorted(proofs.lines(tmp_path / "output/proof.json"), key=str) == sorted(every, key=str)
     plans = "its plan is {'train': 3, 'test': 3}, and now it is {'train': 1, 'test': 1}"
-    assert_refused(alone(two, QUICK), plans, "continue as before")
+    assert_refused(alone(two, FEW_STEPS, FEW), plans, "continue as before")
 
 
 def test_a_complete_run_is_told_again_and_not_trained_again(environment: dict[str, str], tmp_path: Path) -> None:
-    first, second = alone(environment, QUICK), alone(environment, QUICK)
+    first, second = alone(environment, FEW_STEPS, FEW), alone(environment, FEW_STEPS, FEW)
     assert (first.returncode, second.returncode) == (0, 0), second.stderr
     assert torch.cuda.is_available() or "processes: 1 (no GPU, so one process" in first.stderr
     assert f"in {tmp_path / 'output'} is complete; another training needs another --output" in second.stderr
     assert (lines(second.stdout), last_line(second.stdout)) == ([], last_line(first.stdout))
     assert "loss" not in second.stdout
-    refused = alone(environment, [*QUICK, "--seed", "9"])
+    refused = alone(environment, [*FEW_STEPS, "--seed", "9"], FEW)
     assert_refused(refused, "is of another run: its seed is 0, and now it is 9; continue as before", "output folder")
 
 
 def test_a_master_that_is_started_again_after_the_end_waits_for_nobody(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
-    first = pods(2, environment, QUICK)
+    first = pods(2, environment, FEW_STEPS, entry=FEW)
     assert [pod.returncode for pod in first] == [0, 0], first[0].stderr
     # Its workers have succeeded, and never come back.
     master = {"PET_NNODES": "2", "WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "localhost"}
-    again = alone({**environment, **master, "MASTER_PORT": str(ranks.free_port())}, QUICK)
+    again = alone({**environment, **master, "MASTER_PORT": str(ranks.free_port())}, FEW_STEPS, FEW)
     assert again.returncode == 0, again.stderr
     assert last_line(again.stdout) == last_line(first[0].stdout)
     # Or they were started again, too, and hear it.
-    both = pods(2, environment, QUICK)
+    both = pods(2, environment, FEW_STEPS, entry=FEW)
     assert [pod.returncode for pod in both] == [0, 0], both[1].stderr
     assert "the run is complete" in both[1].stderr
     # A model that is not the one of the proof is made again, with the others.
     (tmp_path / "output/model.pt").write_bytes(b"")
-    second = pods(2, environment, QUICK)
+    second = pods(2, environment, FEW_STEPS, entry=FEW)
     assert [pod.returncode for pod in second] == [0, 0], second[0].stderr
     before, after = (last_line(each[0].stdout) for each in (first, second))
     assert {**after, "attempt": 0, "began": before["began"]} == before

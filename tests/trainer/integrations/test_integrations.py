@@ -37,8 +37,8 @@ def by_night(*case: Any) -> Any:
 def run(
     folder: Path, script: str, *arguments: str, world: int = 2, dies: int = 0, by: int = signal.SIGKILL
 ) -> subprocess.CompletedProcess[str]:
-    """Start a script, whose last rank sends itself a signal in a batch."""
-    variables = {"TORCHTALLY_OUTPUT": str(folder), "DIES_IN": str(dies), "DIES_BY": str(int(by))}
+    """Start a script, whose loader has a worker, and whose last rank sends itself a signal in a batch."""
+    variables = {"TORCHTALLY_OUTPUT": str(folder), "DIES_IN": str(dies), "DIES_BY": str(int(by)), "WORKERS": "1"}
     return started(SCRIPTS / script, str(folder), *arguments, world=world, **variables)
 
 
@@ -233,8 +233,11 @@ def test_other_ranks_share_out_the_rest(
 
 
 @pytest.mark.parametrize("batch", [6, pytest.param(25, marks=pytest.mark.nightly)])
-def test_lightning_goes_on_from_what_an_exception_has_saved(batch: int, tmp_path: Path) -> None:
+def test_lightning_goes_on_from_what_an_exception_has_saved(
+    batch: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It is saved within an accumulation: of batches 4 to 7 of an epoch, or of 24 and 25, which are its last."""
+    monkeypatch.setenv("WORKERS", "1")
     arguments = (LIGHTNING, str(tmp_path), ACCUMULATED[LIGHTNING], "raises", str(batch))
     with pytest.raises(RuntimeError, match="raised"):
         alone(script, *arguments)

@@ -18,7 +18,7 @@ import proofs
 import psutil
 import pytest
 import sparkcluster
-from commands import VERIFIER, last_line
+from commands import TORCHTALLY, last_line
 from launched import LIMIT, until
 from task_runs import reported
 
@@ -99,8 +99,8 @@ def disturbed(
 
 
 def proven(*logs: Path) -> dict[str, Any]:
-    """What scripts/verify_shards.py finds in these logs, which has to be proven."""
-    found = subprocess.run([sys.executable, VERIFIER, "--json", *logs], capture_output=True, text=True, timeout=300)
+    """What `torchtally verify` finds in these logs, which has to be proven."""
+    found = subprocess.run([*TORCHTALLY, "verify", "--json", *logs], capture_output=True, text=True, timeout=300)
     assert found.returncode == 0, found.stdout + found.stderr
     verdict: dict[str, Any] = json.loads(found.stdout)
     return verdict
