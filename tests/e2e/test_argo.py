@@ -55,7 +55,7 @@ def test_from_the_first_sync_to_a_refused_change_and_another_name(
     assert namespace.list("pytorchjob")["demo"]["spec"] == job
     assert namespace.uids() == pods
     assert files <= namespace.list("configmap").keys()
-    application.wait_for("OutOfSync", "Progressing")
+    application.wait_for("OutOfSync", "Missing")  # the other files, and the verifier of other pods
 
     assert application.sync(first)["phase"] == "Succeeded"
     application.wait_for("Synced", "Progressing")
