@@ -30,6 +30,13 @@ def test_lint(helm: Helm, values: Path | None) -> None:
     assert result.returncode == 0, result.stdout + result.stderr
 
 
+def test_templates_and_values_fit_on_a_screen() -> None:
+    files = [ROOT / CHART / "values.yaml", *(ROOT / CHART / "templates").rglob("*.*")]
+    lines = [(each.name, line) for each in files for line in each.read_text().splitlines()]
+    assert len(lines) > 1500
+    assert [(name, line) for name, line in lines if len(line) > 120] == []
+
+
 @pytest.mark.parametrize(("example", "values"), [("fashion-mnist", KIND), ("fashion-mnist-gpu", ())])
 def test_examples_are_what_the_chart_renders(render: Render, example: str, values: tuple[str, ...]) -> None:
     text = (ROOT / "examples" / f"{example}.yaml").read_text()

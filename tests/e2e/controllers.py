@@ -68,7 +68,7 @@ COSCHEDULING = Release(
 )
 ARGO_CD = Release(
     name="argo-cd",
-    url="https://raw.githubusercontent.com/argoproj/argo-cd/v3.6.1/manifests/core-install.yaml",
+    url="https://raw.githubusercontent.com/argoproj/argo-cd/v3.3.0/manifests/core-install.yaml",
     namespace="argocd",
     anywhere=True,
 )

@@ -55,13 +55,15 @@ def test_from_the_first_sync_to_a_refused_change_and_another_name(
     assert namespace.list("pytorchjob")["demo"]["spec"] == job
     assert namespace.uids() == pods
     assert files <= namespace.list("configmap").keys()
-    application.wait_for("OutOfSync", "Progressing")
+    application.wait_for("OutOfSync", "Missing")  # the other files, and the verifier of other pods
 
     assert application.sync(first)["phase"] == "Succeeded"
     application.wait_for("Synced", "Progressing")
 
     kept = {"existingClaim": "demo-model", "subPath": "other", "size": "64Mi"}
-    ended = application.sync(values(args=["--epochs", "1"], fullnameOverride="second", model=kept))
+    # With each key of the values before: Argo CD 3.3 merges those of one sync into those of the next.
+    other = values(args=["--epochs", "1"], files={"notes": "first"}, fullnameOverride="second", model=kept)
+    ended = application.sync(other)
     assert ended["phase"] == "Succeeded", messages(ended)
     wait_for("the first job to go", lambda: namespace.list("pytorchjob").keys() == {"second"})
     assert namespace.list("persistentvolumeclaim")["demo-model"]["metadata"]["uid"] == claim

@@ -218,6 +218,20 @@ def test_a_program_that_keeps_no_account(
 ENDS = [told.line(9, pod, events.Ended(code=0, kind=None, cause=None)) for pod in told.PODS]
 
 
+def test_a_worker_that_fails_when_the_master_has_succeeded_leaves_an_observation_incomplete(
+    tmp_path: Path, ask: Ask
+) -> None:
+    def ended(kind: str) -> list[str]:
+        failed = told.line(9, told.WORKER, events.Ended(code=1, kind=kind, cause="rank 1 has failed"))
+        return [*told.start(0), *seen.lines(), ENDS[0], failed]
+
+    found, said = ask("status", written(tmp_path, ended("known")))
+    assert found == 3 and "incomplete: 2 ranks, 2 passes, and lines are missing" in said
+    again = [*told.start(10), *seen.lines(), *ENDS]
+    for lines in (ended("consequence"), [*ended("known"), *again]):
+        assert ask("status", written(tmp_path, lines))[0] == 0
+
+
 def test_the_cause_in_the_log_is_shown(tmp_path: Path, ask: Ask) -> None:
     """That of the pod which knows it, and not that of a pod which has only lost the others."""
     ends = [
@@ -229,6 +243,11 @@ def test_the_cause_in_the_log_is_shown(tmp_path: Path, ask: Ask) -> None:
     ]
     path = written(tmp_path, [*told.KILLED, *ends])
     assert f"{told.PODS[1]} ended with 3: rank 1: 125 samples were lost" in ask("status", path)[1]
+    ends[1] = told.line(
+        9, told.PODS[1], events.Ended(code=7, kind="unexplained", cause="rank 1 failed with exit code 7")
+    )
+    path = written(tmp_path, [*told.KILLED, *ends])
+    assert f"{told.PODS[1]} ended with 7: rank 1 failed with exit code 7" in ask("status", path)[1]
 
 
 def test_a_pod_that_refuses_its_options_has_ended(tmp_path: Path, ask: Ask) -> None:

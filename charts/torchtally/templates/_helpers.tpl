@@ -1,7 +1,8 @@
-{{- /* The name that all revisions share. If a parent chart has this chart twice, one of them has an alias, which becomes its
+{{- /* The name that all revisions share. If a parent chart has this chart twice, one of them has an alias, which is its
 .Chart.Name. */}}
 {{- define "torchtally.name" -}}
-{{ .Values.fullnameOverride | default (ternary .Release.Name (printf "%s-%s" .Release.Name .Chart.Name) (eq .Chart.Name "torchtally")) }}
+{{- $aliased := printf "%s-%s" .Release.Name .Chart.Name }}
+{{- .Values.fullnameOverride | default (ternary .Release.Name $aliased (eq .Chart.Name "torchtally")) }}
 {{- end }}
 
 {{- define "torchtally.job" -}}
@@ -19,7 +20,8 @@ labels:
   jobset.sigs.k8s.io/replicatedjob-name: node
 container: node
 port: 29500
-install: Kubeflow Trainer, run kubectl apply --server-side -k "https://github.com/kubeflow/trainer.git/manifests/overlays/manager?ref=v2.3.0"
+install: Kubeflow Trainer, run kubectl apply --server-side -k
+  "https://github.com/kubeflow/trainer.git/manifests/overlays/manager?ref=v2.3.0"
 {{- else }}
 kind: PyTorchJob
 version: kubeflow.org/v1
@@ -28,12 +30,13 @@ labels:
   training.kubeflow.org/job-name: {{ include "torchtally.job" . | quote }}
 container: pytorch
 port: {{ dig "port" 23456 (.Values.network | default dict) }}
-install: the Kubeflow training operator, run kubectl apply --server-side -k "github.com/kubeflow/training-operator.git/manifests/overlays/standalone?ref=v1.9.4"
+install: the Kubeflow training operator, run kubectl apply --server-side -k
+  "github.com/kubeflow/training-operator.git/manifests/overlays/standalone?ref=v1.9.4"
 {{- end }}
 {{- end }}
 
-{{- /* The hostnames of all pods, for an elastic job of the maximum number. They are also the names of a PyTorchJob's pods;
-the names of a TrainJob's pods end in a random suffix. */}}
+{{- /* The hostnames of all pods, for an elastic job of the maximum number. They are also the names of a PyTorchJob's
+pods; the names of a TrainJob's pods end in a random suffix. */}}
 {{- define "torchtally.podNames" -}}
 {{- $job := include "torchtally.job" . }}
 {{- $workers := int .Values.workers }}
@@ -71,8 +74,8 @@ the names of a TrainJob's pods end in a random suffix. */}}
 {{- end }}
 {{- end }}
 
-{{- /* The name of the verifier's service account, Role and RoleBinding. Because no job's name can have a dot, it is never
-that of the service account of another job. */}}
+{{- /* The name of the verifier's service account, Role and RoleBinding. Because no job's name can have a dot, it is
+never that of the service account of another job. */}}
 {{- define "torchtally.verifier" -}}
 {{ include "torchtally.job" . }}.verify
 {{- end }}
@@ -93,7 +96,9 @@ matchLabels:
 {{- /* The same selector in kubectl's syntax. */}}
 {{- define "torchtally.labelSelector" -}}
 {{- $pairs := list }}
-{{- range $name, $value := (include "torchtally.api" . | fromYaml).labels }}{{ $pairs = append $pairs (printf "%s=%s" $name $value) }}{{ end }}
+{{- range $name, $value := (include "torchtally.api" . | fromYaml).labels }}
+{{- $pairs = append $pairs (printf "%s=%s" $name $value) }}
+{{- end }}
 {{- join "," $pairs }}
 {{- end }}
 
@@ -107,11 +112,15 @@ matchLabels:
   ) .Values.commonLabels) }}
 {{- end }}
 
+{{- define "torchtally.monitorLabels" -}}
+{{- mergeOverwrite (include "torchtally.labels" . | fromYaml) .Values.metrics.podMonitorLabels | toYaml }}
+{{- end }}
+
 {{- define "torchtally.device" -}}
 {{ ternary "cuda" "cpu" (gt (int .Values.resources.gpu) 0) }}
 {{- end }}
 
-{{- /* A reference to an image, from (list $ IMAGE). The device is that of the job, also where a type of pod has no GPU. */}}
+{{- /* A reference to an image, from (list $ IMAGE). The device is the job's, also where a type of pod has no GPU. */}}
 {{- define "torchtally.image" -}}
 {{- $root := index . 0 }}
 {{- with index . 1 }}
@@ -148,7 +157,8 @@ matchLabels:
 
 {{- /* ExitCode replaces pods, which the operator does not count. */}}
 {{- define "torchtally.restartPolicy" -}}
-{{- .Values.restartPolicy | default (ternary "ExitCode" "OnFailure" (eq "true" (include "torchtally.countsRestarts" .))) }}
+{{- $counts := eq "true" (include "torchtally.countsRestarts" .) }}
+{{- .Values.restartPolicy | default (ternary "ExitCode" "OnFailure" $counts) }}
 {{- end }}
 
 {{- /* Restarts without progress, after which the entry point gives up. */}}
@@ -213,8 +223,9 @@ pytorchReplicaSpecs:
     {{- include "torchtally.replica" (dict "root" . "type" "Master" "replicas" 1) | nindent 4 }}
   {{- end }}
   {{- if gt (int .Values.workers) 0 }}
+  {{- $workers := include "torchtally.workers" . }}
   Worker:
-    {{- include "torchtally.replica" (dict "root" . "type" "Worker" "replicas" (include "torchtally.workers" .)) | nindent 4 }}
+    {{- include "torchtally.replica" (dict "root" . "type" "Worker" "replicas" $workers) | nindent 4 }}
   {{- end }}
 {{- end }}
 

@@ -5,12 +5,15 @@
 {{- range $name := list "cpu" "memory" }}
 {{- with index $values $name }}{{ $_ := set $both $name (include "torchtally.string" .) }}{{ end }}
 {{- end }}
-{{- if and (gt (int $values.gpu) 0) $values.gpuResourceName }}{{ $_ := set $both $values.gpuResourceName (toString $values.gpu) }}{{ end }}
+{{- if and (gt (int $values.gpu) 0) $values.gpuResourceName }}
+{{- $_ := set $both $values.gpuResourceName (toString $values.gpu) }}
+{{- end }}
 {{- $resources := dict }}
 {{- range $kind := list "requests" "limits" }}
 {{- $own := deepCopy $both }}
 {{- range $name, $quantity := index $values $kind }}
-{{- if kindIs "invalid" $quantity }}{{ $_ := unset $own $name }}{{ else }}{{ $_ := set $own $name (include "torchtally.string" $quantity) }}{{ end }}
+{{- $_ := set $own $name (include "torchtally.string" $quantity) }}
+{{- if kindIs "invalid" $quantity }}{{ $_ := unset $own $name }}{{ end }}
 {{- end }}
 {{- $_ := set $resources $kind $own }}
 {{- end }}
@@ -22,7 +25,7 @@
 {{- toYaml $resources }}
 {{- end }}
 
-{{- /* The chart's variables, except those that `env` overrides, then `env`; from (dict "own" REPLICA "image" IMAGE). */}}
+{{- /* The chart's variables, except those that `env` sets, then `env`; from (dict "own" REPLICA "image" IMAGE). */}}
 {{- define "torchtally.env" -}}
 {{- $image := .image }}
 {{- with .own }}
@@ -31,7 +34,7 @@
 {{- $own := dict "TORCHTALLY_DEVICE" (include "torchtally.device" .) }}
 {{- /* For the proof. The chart's version is in a ConfigMap, as the pods of a job cannot change. */}}
 {{- $_ := set $own "TORCHTALLY_IMAGE" $image }}
-{{- /* The agent kills the remaining ranks before the kubelet kills the agent, so that the agent sets the exit code. */}}
+{{- /* The agent kills the other ranks before the kubelet kills the agent, so that the agent sets the exit code. */}}
 {{- $_ := set $own "PET_SHUTDOWN_TIMEOUT" (sub .Values.terminationGracePeriodSeconds 10 | toString) }}
 {{- if .Values.data }}{{ $_ := set $own "TORCHTALLY_DATA" "/data" }}{{ end }}
 {{- if and (eq (include "torchtally.restartPolicy" .) "ExitCode") (not .Values.runtime) }}
@@ -46,9 +49,12 @@
 {{- end }}
 {{- range $name, $value := .nccl }}{{ $_ := set $own (printf "NCCL_%s" $name) $value }}{{ end }}
 {{- end }}
-{{- /* Only the policy keeps others from RPC's ports. It applies neither to the host's network nor to a secondary one. */}}
-{{- $isolated := and .Values.networkPolicy.enabled (not .Values.hostNetwork) (not (dig "interface" "" (.Values.network | default dict))) }}
-{{- if and $isolated (has "parameter-server" (prepend (.Values.args | default list) .Values.task)) }}{{ $_ := set $own "TORCHTALLY_TRUSTED_NETWORK" "true" }}{{ end }}
+{{- /* Only the policy keeps others from RPC's ports. It applies neither to the host's network nor to a second one. */}}
+{{- $otherNetwork := or .Values.hostNetwork (dig "interface" "" (.Values.network | default dict)) }}
+{{- $usesRpc := has "parameter-server" (prepend (.Values.args | default list) .Values.task) }}
+{{- if and $usesRpc .Values.networkPolicy.enabled (not $otherNetwork) }}
+{{- $_ := set $own "TORCHTALLY_TRUSTED_NETWORK" "true" }}
+{{- end }}
 {{- with .Values.preflight }}{{ $_ := set $own "TORCHTALLY_PREFLIGHT" . }}{{ end }}
 {{- /* The image's own is `auto`. */}}
 {{- if ne (.Values.observe | default "auto") "auto" }}{{ $_ := set $own "TORCHTALLY_OBSERVE" .Values.observe }}{{ end }}
@@ -57,10 +63,12 @@
 {{- if not (hasKey $given $name) }}{{ $env = append $env (dict "name" $name "value" $value) }}{{ end }}
 {{- end }}
 {{- if not (hasKey $given "TORCHTALLY_CHART") }}
-{{- $env = append $env (dict "name" "TORCHTALLY_CHART" "valueFrom" (dict "configMapKeyRef" (dict "name" (printf "%s-chart" (include "torchtally.job" .)) "key" "version" "optional" true))) }}
+{{- $chart := dict "name" (printf "%s-chart" (include "torchtally.job" .)) "key" "version" "optional" true }}
+{{- $env = append $env (dict "name" "TORCHTALLY_CHART" "valueFrom" (dict "configMapKeyRef" $chart)) }}
 {{- end }}
 {{- if and .Values.preflight (not (hasKey $given "TORCHTALLY_NODE")) }}
-{{- $env = append $env (dict "name" "TORCHTALLY_NODE" "valueFrom" (dict "fieldRef" (dict "fieldPath" "spec.nodeName"))) }}
+{{- $node := dict "fieldPath" "spec.nodeName" }}
+{{- $env = append $env (dict "name" "TORCHTALLY_NODE" "valueFrom" (dict "fieldRef" $node)) }}
 {{- end }}
 {{- toYaml (concat $env .Values.env) }}
 {{- end }}
@@ -99,50 +107,61 @@ resources:
 {{- end }}
 
 {{- /* Init containers, then sidecars as restartable init containers. The securityContext defaults to the training
-container's. Workers pull the image first, because the operator appends an init container that waits for the master. */}}
+container's. Workers pull the image first: the operator appends an init container that waits for the master. */}}
 {{- define "torchtally.initContainers" -}}
 {{- $values := .own.Values }}
-{{- $security := dict "securityContext" $values.securityContext }}
+{{- $given := $values.initContainers }}
+{{- if .pulls }}{{ $given = prepend $given (include "torchtally.pull" . | fromYaml) }}{{ end }}
+{{- range $values.sidecars }}{{ $given = append $given (merge (dict "restartPolicy" "Always") .) }}{{ end }}
+{{- $security := pick $values "securityContext" }}
 {{- $containers := list }}
-{{- range concat (ternary (list (include "torchtally.pull" . | fromYaml)) list .pulls) $values.initContainers }}{{ $containers = append $containers (merge (deepCopy .) (ternary dict $security (hasKey . "securityContext"))) }}{{ end }}
-{{- range $values.sidecars }}{{ $containers = append $containers (merge (dict "restartPolicy" "Always") (deepCopy .) (ternary dict $security (hasKey . "securityContext"))) }}{{ end }}
+{{- range $given }}
+{{- $containers = append $containers (ternary . (merge (deepCopy .) $security) (hasKey . "securityContext")) }}
+{{- end }}
 {{- with $containers }}{{ toYaml . }}{{ end }}
 {{- end }}
 
 {{- /* Constraints, whose labelSelector defaults to the job's pods. */}}
 {{- define "torchtally.topologySpreadConstraints" -}}
-{{- $own := dict "labelSelector" (include "torchtally.selector" .root | fromYaml) }}
+{{- $selector := include "torchtally.selector" .root | fromYaml }}
 {{- $constraints := list }}
-{{- range .values.topologySpreadConstraints }}{{ $constraints = append $constraints (merge (deepCopy .) (ternary dict (deepCopy $own) (hasKey . "labelSelector"))) }}{{ end }}
+{{- range .values.topologySpreadConstraints }}
+{{- $own := ternary . (set (deepCopy .) "labelSelector" $selector) (hasKey . "labelSelector") }}
+{{- $constraints = append $constraints $own }}
+{{- end }}
 {{- with $constraints }}{{ toYaml . }}{{ end }}
 {{- end }}
 
-{{- /* What of the pod template a pod needs to mount the claim at /output, as JSON: torchtally_jobs.py fetch makes one once
-the job is gone. */}}
+{{- /* What of the pod template a pod needs to mount the claim at /output, as JSON: torchtally_jobs.py fetch makes one
+once the job is gone. */}}
 {{- define "torchtally.claimReader" -}}
-{{- $type := ternary "Node" (ternary "Worker" "Master" (gt (len .Values.elasticPolicy) 0)) (eq .Values.api "trainjob") }}
+{{- $ofPyTorchJob := ternary "Worker" "Master" (gt (len .Values.elasticPolicy) 0) }}
+{{- $type := ternary "Node" $ofPyTorchJob (eq .Values.api "trainjob") }}
 {{- $pod := (include "torchtally.podTemplate" (dict "root" . "type" $type) | fromYaml).spec }}
 {{- $training := first $pod.containers }}
 {{- $container := pick $training "name" "image" "imagePullPolicy" "securityContext" }}
-{{- range $training.volumeMounts }}{{ if eq .mountPath "/output" }}{{ $_ := set $container "volumeMounts" (list .) }}{{ end }}{{ end }}
+{{- range $training.volumeMounts }}
+{{- if eq .mountPath "/output" }}{{ $_ := set $container "volumeMounts" (list .) }}{{ end }}
+{{- end }}
 {{- $reader := pick $pod "imagePullSecrets" "nodeSelector" "tolerations" "securityContext" }}
 {{- range $pod.volumes }}{{ if eq .name "output" }}{{ $_ := set $reader "volumes" (list .) }}{{ end }}{{ end }}
 {{- toJson (set $reader "containers" (list $container)) }}
 {{- end }}
 
-{{- /* The pod template, from (dict "root" $ "type" "Master"|"Worker"|"Node"). All pods of a TrainJob have the type Node. */}}
+{{- /* The pod template, from (dict "root" $ "type" "Master"|"Worker"|"Node"). Each pod of a TrainJob is a Node. */}}
 {{- define "torchtally.podTemplate" -}}
 {{- $values := include "torchtally.replicaValues" . | fromYaml }}
 {{- $own := set (omit .root "Values") "Values" $values }}
 {{- $mayBeRank0 := or (ne .type "Worker") (gt (len $values.elasticPolicy) 0) }}
 {{- $keeps := and $values.model.enabled (or $mayBeRank0 (eq $values.model.accessMode "ReadWriteMany")) }}
 {{- $metrics := $values.metrics.enabled }}
+{{- $scraped := ternary (include "torchtally.prometheusAnnotations" .root | fromYaml) dict $metrics }}
 {{- $image := include "torchtally.image" (list .root $values.image) }}
 {{- $init := include "torchtally.initContainers" (dict "root" .root "own" $own "pulls" (not $mayBeRank0)) -}}
 metadata:
   labels:
     {{- include "torchtally.podLabels" $own | nindent 4 }}
-  {{- with merge (deepCopy $values.podAnnotations) (ternary (include "torchtally.prometheusAnnotations" .root | fromYaml) dict $metrics) }}
+  {{- with merge (deepCopy $values.podAnnotations) $scraped }}
   annotations:
     {{- toYaml . | nindent 4 }}
   {{- end }}

@@ -1,4 +1,4 @@
-{{- /* The parts that define the pods of a TrainJob: its own spec, and the TrainingRuntime unless it exists already. */}}
+{{- /* The parts that define the pods of a TrainJob: its own spec, and the TrainingRuntime unless one exists. */}}
 {{- define "torchtally.pods.trainjob" -}}
 trainjob:
   {{- include "torchtally.trainJob" . | nindent 2 }}
@@ -49,6 +49,7 @@ trainer:
 {{- end }}
 
 {{- define "torchtally.trainingRuntime" -}}
+{{- $restartPolicy := include "torchtally.restartPolicy" . -}}
 mlPolicy:
   torch: {}
 {{- with .Values.podGroupPolicy }}
@@ -69,8 +70,8 @@ template:
             labels:
               trainer.kubeflow.org/trainjob-ancestor-step: trainer
           spec:
-            backoffLimit: {{ ternary "0" (include "torchtally.backoffLimit" .) (eq (include "torchtally.restartPolicy" .) "Never") }}
-            {{- if eq (include "torchtally.restartPolicy" .) "ExitCode" }}
+            backoffLimit: {{ ternary "0" (include "torchtally.backoffLimit" .) (eq $restartPolicy "Never") }}
+            {{- if eq $restartPolicy "ExitCode" }}
             podFailurePolicy:
               rules:
                 - action: FailJob
@@ -88,20 +89,25 @@ container and the pod. The runtime sets those in `runtime`. */}}
 {{- define "torchtally.patchableFields" -}}
 trainer: [image, command, args, env, resources]
 container: [name, volumeMounts, securityContext]
-pod: [serviceAccountName, volumes, imagePullSecrets, securityContext, nodeSelector, affinity, tolerations, terminationGracePeriodSeconds]
-runtime: [containers, automountServiceAccountToken, enableServiceLinks, restartPolicy, terminationMessagePolicy, imagePullPolicy]
+pod: [serviceAccountName, volumes, imagePullSecrets, securityContext, nodeSelector, affinity, tolerations,
+  terminationGracePeriodSeconds]
+runtime: [containers, automountServiceAccountToken, enableServiceLinks, restartPolicy, terminationMessagePolicy,
+  imagePullPolicy]
 {{- end }}
 
 {{- /* The entries of a map with the listed keys, from (list MAP KEYS). */}}
 {{- define "torchtally.pick" -}}
 {{- $picked := dict }}
-{{- range $name, $value := index . 0 }}{{ if has $name (index $ 1) }}{{ $_ := set $picked $name $value }}{{ end }}{{ end }}
+{{- range $name, $value := index . 0 }}
+{{- if has $name (index $ 1) }}{{ $_ := set $picked $name $value }}{{ end }}
+{{- end }}
 {{- toYaml $picked }}
 {{- end }}
 
 {{- define "torchtally.trainerPatch" -}}
 {{- $container := (include "torchtally.podTemplate" (dict "root" . "type" "Node") | fromYaml).spec.containers | first }}
-{{- $trainer := include "torchtally.pick" (list $container (include "torchtally.patchableFields" . | fromYaml).trainer) | fromYaml }}
+{{- $patchable := include "torchtally.patchableFields" . | fromYaml }}
+{{- $trainer := include "torchtally.pick" (list $container $patchable.trainer) | fromYaml }}
 {{- toYaml (set (omit $trainer "resources") "resourcesPerNode" $container.resources) }}
 {{- end }}
 

@@ -11,14 +11,13 @@
 {{- include "torchtally.comparedPods" . | sha256sum }}
 {{- end }}
 
-{{- /* What differs between two parts of a specification, from (list PATH OLD NEW). Items of lists go by their names. */}}
+{{- /* What differs between two parts of a specification, from (list PATH OLD NEW). Items of lists go by name. */}}
 {{- define "torchtally.differences" -}}
 {{- $path := index . 0 }}
 {{- $old := index . 1 }}
 {{- $new := index . 2 }}
 {{- $found := list }}
-{{- $isNamed := and (kindIs "slice" $old) (kindIs "slice" $new) (concat ($old | default list) ($new | default list) | first | kindIs "map") }}
-{{- if $isNamed }}
+{{- if and (kindIs "slice" $old) (kindIs "slice" $new) (concat $old $new | first | kindIs "map") }}
 {{- $old = include "torchtally.byName" $old | fromJson }}
 {{- $new = include "torchtally.byName" $new | fromJson }}
 {{- end }}
@@ -29,14 +28,17 @@
 {{- end }}
 {{- else if ne (toJson $old) (toJson $new) }}
 {{- $where := regexReplaceAll "^pytorchReplicaSpecs\\.(Master|Worker)\\.|template\\.spec\\." $path "" }}
-{{- $found = append $found (printf "%s is %s and was %s" $where (toRawJson $new | trunc 200) (toRawJson $old | trunc 200)) }}
+{{- $now := toRawJson $new | trunc 200 }}
+{{- $found = append $found (printf "%s is %s and was %s" $where $now (toRawJson $old | trunc 200)) }}
 {{- end }}
 {{- toYaml $found }}
 {{- end }}
 
 {{- define "torchtally.byName" -}}
 {{- $named := dict }}
-{{- range $i, $item := . }}{{ $_ := set $named (coalesce (get $item "name") (get $item "mountPath") (toString $i)) $item }}{{ end }}
+{{- range $i, $item := . }}
+{{- $_ := set $named (coalesce (get $item "name") (get $item "mountPath") (toString $i)) $item }}
+{{- end }}
 {{- toJson $named }}
 {{- end }}
 
@@ -51,22 +53,26 @@
 {{- toJson $existing }}
 {{- end }}
 
-{{- /* The number of workers that `kubectl scale` or an autoscaler has set, from the existing job. The API server then refuses
-another number from Helm 4, even if this one is that of the release. */}}
+{{- /* The number of workers that `kubectl scale` or an autoscaler has set, from the existing job. The API server then
+refuses another number from Helm 4, even if this one is that of the release. */}}
 {{- define "torchtally.scaled" -}}
 {{- $replicas := dig "spec" "pytorchReplicaSpecs" "Worker" "replicas" "" . | toString }}
 {{- $scaled := ne $replicas (dig "metadata" "annotations" "torchtally/workers" $replicas .) }}
-{{- range dig "metadata" "managedFields" list . }}{{ if eq (default "" .subresource) "scale" }}{{ $scaled = true }}{{ end }}{{ end }}
+{{- range dig "metadata" "managedFields" list . }}
+{{- if eq (default "" .subresource) "scale" }}{{ $scaled = true }}{{ end }}
+{{- end }}
 {{- if $scaled }}{{ $replicas }}{{ end }}
 {{- end }}
 
-{{- /* The number of workers to apply. An elastic job keeps the number that it was scaled to, until the value changes. */}}
+{{- /* The number of workers to apply. An elastic job keeps the number it was scaled to, until the value changes. */}}
 {{- define "torchtally.workers" -}}
 {{- $workers := int .Values.workers | toString }}
 {{- $scaled := "" }}
 {{- if .Values.elasticPolicy }}
 {{- $existing := include "torchtally.existing" . | fromJson }}
-{{- if eq $workers (dig "metadata" "annotations" "torchtally/workers" "" $existing) }}{{ $scaled = include "torchtally.scaled" $existing }}{{ end }}
+{{- if eq $workers (dig "metadata" "annotations" "torchtally/workers" "" $existing) }}
+{{- $scaled = include "torchtally.scaled" $existing }}
+{{- end }}
 {{- end }}
 {{- $scaled | default $workers }}
 {{- end }}
@@ -79,7 +85,8 @@ Empty if the upgrade would reach it, and without a cluster. */}}
 {{- $existing := include "torchtally.existing" . | fromJson }}
 {{- /* The ConfigMap comes before the annotation, which even a failed rollback changes. */}}
 {{- $configMap := lookup "v1" "ConfigMap" .Release.Namespace (printf "%s-pods" $job) }}
-{{- $pods := and $existing (dig "data" "pods" (dig "metadata" "annotations" "torchtally/pods" "" $existing) $configMap) }}
+{{- $annotated := dig "metadata" "annotations" "torchtally/pods" "" $existing }}
+{{- $pods := and $existing (dig "data" "pods" $annotated $configMap) }}
 {{- $suspended := dig "spec" "runPolicy" "suspend" false $existing }}
 {{- $finished := false }}
 {{- /* The operator has started pods and not deleted them. In a manager cluster of MultiKueue, it makes none. */}}
@@ -92,20 +99,29 @@ Empty if the upgrade would reach it, and without a cluster. */}}
 {{- if and $pods (ne $pods (include "torchtally.podsHash" .)) (or $finished $hasPods (not $suspended)) }}
 {{- $ignored = list "its pods" }}
 {{- with dig "data" "spec" "" $configMap }}
-{{- $changes := include "torchtally.differences" (list "" (fromJson .) (include "torchtally.comparedPods" $ | fromYaml)) | fromYamlArray | uniq }}
+{{- $compared := list "" (fromJson .) (include "torchtally.comparedPods" $ | fromYaml) }}
+{{- $changes := include "torchtally.differences" $compared | fromYamlArray | uniq }}
 {{- $ignored = list (printf "its pods (%s)" (join ", " $changes)) }}
 {{- end }}
 {{- end }}
-{{- if and $pods $finished }}{{ $ignored = include "torchtally.ignoredChanges" (list . $existing.spec) | fromYamlArray | concat $ignored }}{{ end }}
+{{- if and $pods $finished }}
+{{- $ignored = include "torchtally.ignoredChanges" (list . $existing.spec) | fromYamlArray | concat $ignored }}
+{{- end }}
 {{- $owner := dig "metadata" "annotations" "meta.helm.sh/release-name" .Release.Name $existing }}
 {{- $scaled := include "torchtally.scaled" $existing }}
+{{- $workers := int .Values.workers }}
 {{- if ne $owner .Release.Name }}
-{{- printf "%s %s belongs to the release %s: set fullnameOverride to a name that no other release has" $api.kind $job $owner }}
+{{- printf "%s %s belongs to the release %s: " $api.kind $job $owner -}}
+set fullnameOverride to a name that no other release has
 {{- else if $ignored }}
-{{- $suspend := ternary ", or suspend the job (suspend=true) and change it when its pods are deleted" "" (and (eq $api.kind "PyTorchJob") (not $finished)) }}
-{{- printf "%s %s exists, and its controller ignores changes to %s: uninstall and reinstall the release, or set jobNameRevision to true to replace the job with a new one%s" $api.kind $job (join ", " $ignored) $suspend }}
+{{- printf "%s %s exists, and its controller ignores changes to %s: " $api.kind $job (join ", " $ignored) -}}
+uninstall and reinstall the release, or set jobNameRevision to true to replace the job with a new one
+{{- if and (eq $api.kind "PyTorchJob") (not $finished) -}}
+, or suspend the job (suspend=true) and change it when its pods are deleted
+{{- end }}
 {{- else if and $scaled (not (has $scaled (list (toString .Values.workers) (include "torchtally.workers" .)))) }}
-{{- printf "workers is %d, but PyTorchJob %s was scaled to %s workers: run kubectl scale pytorchjob %s --replicas=%d first" (int .Values.workers) $job $scaled $job (int .Values.workers) }}
+{{- printf "workers is %d, but PyTorchJob %s was scaled to %s workers: " $workers $job $scaled }}
+{{- printf "run kubectl scale pytorchjob %s --replicas=%d first" $job $workers }}
 {{- end }}
 {{- end }}
 
@@ -125,7 +141,11 @@ Empty if the upgrade would reach it, and without a cluster. */}}
 {{- end }}
 {{- $names := list }}
 {{- range $name := concat (keys $wanted) (keys $existing) | uniq | sortAlpha }}
-{{- if ne (get $wanted $name | default "" | toJson) (get $existing $name | default "" | toJson) }}{{ $names = append $names (printf "%s (which is %s and was %s)" $name (index $wanted $name | toRawJson) (index $existing $name | toRawJson)) }}{{ end }}
+{{- $now := index $wanted $name }}
+{{- $was := index $existing $name }}
+{{- if ne ($now | default "" | toJson) ($was | default "" | toJson) }}
+{{- $names = append $names (printf "%s (which is %s and was %s)" $name (toRawJson $now) (toRawJson $was)) }}
+{{- end }}
 {{- end }}
 {{- toYaml $names }}
 {{- end }}

@@ -1,24 +1,31 @@
-{{- /* Completes .Values in place: what is left out by a null, Helm's way to do so, is empty. The schema requires what cannot be
-empty. Each template begins with it. */}}
+{{- /* Completes .Values in place: what is left out by a null, Helm's way to do so, is empty. The schema requires what
+cannot be empty. Each template begins with it. */}}
 {{- define "torchtally.init" -}}
 {{- include "torchtally.dropNulls" (list .Values (list "resources" "master" "worker")) }}
 {{- include "torchtally.complete" .Values }}
 {{- if .Values.openshift }}
 {{- range $name, $default := dict "runAsUser" 1000 "runAsGroup" 0 "fsGroup" 1000 }}
-{{- if eq (dig $name -1 $.Values.podSecurityContext | int) $default }}{{ $_ := unset $.Values.podSecurityContext $name }}{{ end }}
+{{- if eq (dig $name -1 $.Values.podSecurityContext | int) $default }}
+{{- $_ := unset $.Values.podSecurityContext $name }}
+{{- end }}
 {{- end }}
 {{- end }}
 {{- end }}
 
 {{- /* Makes lists, maps and strings that a map of values lacks empty ones. */}}
 {{- define "torchtally.complete" -}}
-{{- range $name := list "args" "command" "env" "initContainers" "ports" "sidecars" }}{{ if not (hasKey $ $name) }}{{ $_ := set $ $name list }}{{ end }}{{ end }}
-{{- range $name := list "commonLabels" "elasticPolicy" "labels" "podAnnotations" "podLabels" "podSecurityContext" }}{{ if not (hasKey $ $name) }}{{ $_ := set $ $name dict }}{{ end }}{{ end }}
-{{- range $name := list "managedBy" "restartPolicy" "task" }}{{ if not (hasKey $ $name) }}{{ $_ := set $ $name "" }}{{ end }}{{ end }}
+{{- range list
+  (list list "args" "command" "env" "initContainers" "ports" "sidecars")
+  (list dict "commonLabels" "elasticPolicy" "labels" "podAnnotations" "podLabels" "podSecurityContext")
+  (list "" "managedBy" "restartPolicy" "task")
+}}
+{{- $empty := first . }}
+{{- range rest . }}{{ if not (hasKey $ .) }}{{ $_ := set $ . (deepCopy $empty) }}{{ end }}{{ end }}
+{{- end }}
 {{- end }}
 
-{{- /* Removes each null in a map and in all that it contains, because an API server refuses a null in a custom resource. From
-(list MAP KEYS): the values of these keys stay, because a null in them means something. */}}
+{{- /* Removes each null in a map and in all that it contains, because an API server refuses a null in a custom
+resource. From (list MAP KEYS): the values of these keys stay, because a null in them means something. */}}
 {{- define "torchtally.dropNulls" -}}
 {{- $map := index . 0 }}
 {{- $left := index . 1 }}
@@ -39,7 +46,7 @@ empty. Each template begins with it. */}}
 {{- end }}
 {{- end }}
 
-{{- /* The values for all pods merged with the overrides of one type, from (dict "root" $ "type" "Master"|"Worker"|"Node"). */}}
+{{- /* The values for all pods merged with the overrides of one type, from what a pod template is from. */}}
 {{- define "torchtally.replicaValues" -}}
 {{- $values := include "torchtally.merge" (list .root.Values (index .root.Values (lower .type))) | fromYaml }}
 {{- include "torchtally.dropNulls" (list $values (list "resources")) }}

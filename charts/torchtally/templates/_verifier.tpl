@@ -1,5 +1,5 @@
-{{- /* Metadata and spec of the verifier's pod, for `helm test` and for the Job, from (dict "root" $ "name" NAME "annotations"
-ANNOTATIONS "options" OPTIONS). A Job's pod has no name. */}}
+{{- /* Metadata and spec of the verifier's pod, for `helm test` and for the Job, from (dict "root" $ "name" NAME
+"annotations" ANNOTATIONS "options" OPTIONS). A Job's pod has no name. */}}
 {{- define "torchtally.verifierPod" -}}
 {{- $ := .root -}}
 {{- $image := include "torchtally.image" (list $ $.Values.image) }}
@@ -59,8 +59,9 @@ limits: {cpu: "1", memory: 1Gi}
 {{- include "torchtally.verifierPod" (dict "root" . "annotations" dict "options" (list "--wait")) }}
 {{- end }}
 
-{{- /* A Job's pod is immutable, so another pod needs another name. So do other pods of the training: the Job that has verified
-the old ones says nothing of them. */}}
+{{- /* A Job's pod is immutable, so another pod needs another name. So do other pods of the training: the Job that has
+verified the old ones says nothing of them. */}}
 {{- define "torchtally.verifierJob" -}}
-{{ include "torchtally.job" . }}-verify-{{ printf "%s%s" (include "torchtally.podsHash" .) (include "torchtally.verifierJobPod" .) | sha256sum | trunc 8 }}
+{{- $pods := print (include "torchtally.podsHash" .) (include "torchtally.verifierJobPod" .) }}
+{{- include "torchtally.job" . }}-verify-{{ $pods | sha256sum | trunc 8 }}
 {{- end }}

@@ -11,6 +11,22 @@ from torchtally import events
 from torchtally.pod import retries
 from torchtally.pod.failure import Failure, Kind
 
+OBSERVED = """
+import sys
+from pathlib import Path
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader, DistributedSampler
+dist.init_process_group("gloo")
+optimizer = torch.optim.SGD([torch.ones(1, requires_grad=True)], lr=0.1)
+for batch in DataLoader(range(60), batch_size=8, sampler=DistributedSampler(range(60))):
+    optimizer.step()
+if dist.get_rank() == 1 and not Path(sys.argv[1]).exists():
+    sys.exit(7)
+dist.barrier()
+dist.destroy_process_group()
+"""
+
 
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
@@ -59,6 +75,31 @@ def test_pods_that_are_killed_count_and_all_pods_end(two: launched.Job) -> None:
     assert [pod.wait() for pod in started] == [1, 1]
     for pod in started:
         assert pod.message.endswith("the pod was killed, for example because it was out of memory")
+
+
+def test_an_observed_script_is_retried_and_observed_in_each_start(two: launched.Job, tmp_path: Path) -> None:
+    """It resumes from nothing that could count as progress. The master lost its peer, and begins again by itself."""
+    (script := tmp_path / "train.py").write_text(OBSERVED)
+    command = ["run", str(script), str(mended := tmp_path / "mended")]
+    master, *workers = two.all(command, TORCHTALLY_OBSERVE="auto")
+    assert workers[-1].wait() == 201
+    workers.append(two.start(1, command, TORCHTALLY_OBSERVE="auto"))
+    assert workers[-1].wait() == 201
+    last = two.start(1, command, TORCHTALLY_OBSERVE="auto")
+    assert [last.wait(), master.wait()] == [1, 1]
+    for pod in (last, master):
+        assert "has started 2 times without progress, and TORCHTALLY_RETRIES is 1" in pod.message
+    assert handed_out(master) == 2 * [(0, 30)]
+    assert [handed_out(pod) for pod in (*workers, last)] == [[(1, 30)], [(1, 30)], []]
+
+    mended.touch()
+    assert [pod.wait() for pod in two.all(command, TORCHTALLY_OBSERVE="auto")] == [0, 0]
+
+
+def handed_out(pod: launched.Pod) -> list[tuple[int, int]]:
+    """Rank and samples of each pass that was observed."""
+    told = [each.event for each in events.in_lines(pod.errors.splitlines())]
+    return [(event.of_rank, event.samples) for event in told if isinstance(event, events.Observed)]
 
 
 @pytest.mark.parametrize("code", [2, 3])

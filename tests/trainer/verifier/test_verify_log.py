@@ -251,13 +251,16 @@ def test_what_is_no_tally_line() -> None:
 
 
 def test_a_job_that_failed_before_its_first_sample_has_its_cause() -> None:
-    def ended(pod: str, code: int, cause: str | None) -> str:
-        event = events.Ended(code=code, kind="known" if cause else None, cause=cause)
+    def ended(pod: str, code: int, kind: str | None, cause: str | None) -> str:
+        event = events.Ended(code=code, kind=kind, cause=cause)
         return events.line(events.Record(5.0, events.Source(pod=pod), event)) + "\n"
 
-    failed = of(ended("demo-master-0", 2, "--batch-size is 0") + ended("demo-worker-0", 203, "demo-master-0 failed"))
-    assert failed.notes == ["demo-master-0 ended with exit code 2: --batch-size is 0"]
-    [note] = of(ended("demo-master-0", 0, None)).notes
+    cause = ended("demo-master-0", 2, "known", "--batch-size is 0")
+    consequence = ended("demo-worker-0", 203, "consequence", "demo-master-0 went away")
+    for log in (cause + consequence, consequence + cause):
+        assert of(log).notes == ["demo-master-0 ended with exit code 2: --batch-size is 0"]
+    assert of(consequence).notes == ["demo-worker-0 ended with exit code 203: demo-master-0 went away"]
+    [note] = of(ended("demo-master-0", 0, None, None)).notes
     assert "the program has no account" in note
 
 

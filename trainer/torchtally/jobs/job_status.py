@@ -155,10 +155,10 @@ def over(snapshot: Snapshot) -> bool:
 
 
 def _cause(pods: Iterable[Pod]) -> str | None:
-    """What ended the first pod that knows it, or else any pod."""
+    """What ended the first pod that knows it, or else any pod; at worst, the consequence of another pod's end."""
     failed = [pod for pod in pods if pod.life.code and pod.life.cause]
-    known = [pod for pod in failed if pod.life.kind == "known"]
-    return next((f"{pod.name} ended with {pod.life.code}: {pod.life.cause}" for pod in [*known, *failed]), None)
+    failed.sort(key=lambda pod: (pod.life.kind != "known", pod.life.kind == "consequence"))
+    return next((f"{pod.name} ended with {pod.life.code}: {pod.life.cause}" for pod in failed), None)
 
 
 def _state(snapshot: Snapshot) -> str:

@@ -16,12 +16,14 @@ _LATER = ("step", "saved", "save_failed", "proved", "epoch", "stopped", "write_f
 _SHOWN = 8
 
 
-def _failure(text: str) -> str | None:
+def _failure(text: str) -> tuple[bool, str] | None:
+    """Whether a failure is the consequence of another pod's, and what it is."""
     record = events.read(text)
     if record is None or not isinstance(record.event, events.Ended) or not record.event.code:
         return None
     cause = f": {record.event.cause}" if record.event.cause else ""
-    return f"{record.source.pod} ended with exit code {record.event.code}{cause}"
+    sentence = f"{record.source.pod} ended with exit code {record.event.code}{cause}"
+    return record.event.kind == "consequence", sentence
 
 
 @dataclass
@@ -30,15 +32,22 @@ class Heard:
 
     started: dict[str, tuple[str, int]] = field(default_factory=dict)  # of runs: where and when they begin or resume
     attempts: dict[str, set[Attempt]] = field(default_factory=dict)  # of runs
-    failed: str | None = None  # what the first pod that failed ended with
+    _failures: dict[bool, str] = field(default_factory=dict)  # the first one, and the first mere consequence of another
+    _causes: list[tuple[float, str]] = field(default_factory=list)  # all that are none, and their time
+    _newest_start: float = 0.0
     _middle: list[tuple[str, str]] = field(default_factory=list)  # runs and logs whose first event is a later one
     _first: dict[str, tuple[str, str]] = field(default_factory=dict)  # of the pods in the log: kind and run
 
     def add(self, text: str, where: str) -> None:
         """Add the events in a line of a log."""
         for kind, time, pod, run, attempt, began in _EVENT.findall(text):
-            if kind == "ended" and not self.failed:
-                self.failed = _failure(text)
+            if kind == "ended" and (failure := _failure(text)):
+                is_consequence, sentence = failure
+                self._failures.setdefault(is_consequence, sentence)
+                if not is_consequence:
+                    self._causes.append((float(time), sentence))
+            if kind == "started":
+                self._newest_start = max(self._newest_start, float(time))
             self._first.setdefault(pod, (kind, run))
             if run:
                 self.attempts.setdefault(run, set()).add((int(attempt or 0), int(began or 0)))
@@ -52,6 +61,16 @@ class Heard:
                 name = f"pod {pod}"
                 self._middle.append((run, name if source == name else f"{name} in {source}"))
         self._first = {}
+
+    @property
+    def failed(self) -> str | None:
+        """What the first pod that failed ended with, which is the cause of the others' end where one knows it."""
+        return self._failures.get(False) or self._failures.get(True)
+
+    @property
+    def failed_for_good(self) -> list[str]:
+        """How pods ended that failed by themselves, and no pod has started since."""
+        return [sentence for time, sentence in self._causes if time >= self._newest_start]
 
     @property
     def notes(self) -> list[str]:

@@ -25,6 +25,7 @@ def observation_of(log: Log, expect_per_pod: int | None = None) -> Observation |
     found.missing += [complaint.text for complaint in log.complaints if complaint.no_log]
     if not log.runs:
         found.notes[:0] = log.remarks
+        found.missing += log.heard.failed_for_good  # a job succeeds with its master, even if a worker fails later
     if log.job and not found.missing:  # ranks may have more to say, or have died before they could
         found.missing.append(log.job.sentence)
     if expect_per_pod is not None:
