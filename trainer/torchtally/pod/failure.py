@@ -5,6 +5,7 @@ import os
 import re
 import signal
 import sys
+import zlib
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -19,6 +20,8 @@ from torchtally.environment import has_entry_point, pod_name
 from torchtally.errors import LOST, OK, REFUSED, SIGNALLED, UNPROVEN, Ending, Lost, Stopped, lost_a_peer
 from torchtally.log import log
 from torchtally.pod import termination_message
+
+_TOLD = "told-"  # a file for each sentence that a rank has logged
 
 
 class Kind(IntEnum):
@@ -116,9 +119,32 @@ def _is_first() -> bool:
 def end(ending: Ending) -> int:
     """Record the sentence that a rank ends with, and log it unless the entry point will. Returns its exit code."""
     record(ending)
-    if isinstance(ending, Stopped) or not _entry_point_has_it():
-        log.error(families.with_link(str(ending)))
+    if (isinstance(ending, Stopped) or not _entry_point_has_it()) and _tells_first(str(ending)):
+        alone = isinstance(ending, Stopped) or os.environ.get("WORLD_SIZE", "1") == "1"
+        log.error(families.with_link(str(ending) if alone else sentence_of(ending)))
     return ending.code
+
+
+def _tells_first(sentence: str) -> bool:
+    """Whether no other rank of the pod has logged this sentence. The entry point then finds it in `told`."""
+    recorded = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    folder = os.environ.get("TORCHTALLY_STACKS") or (recorded and Path(recorded).parents[1])  # of torchrun's attempt
+    if not folder:
+        return True
+    try:
+        with (Path(folder) / f"{_TOLD}{zlib.crc32(sentence.encode())}").open("x") as file:
+            file.write(sentence)
+    except FileExistsError:
+        return False
+    except OSError:  # a full disk
+        return True
+    return True
+
+
+def told(failure: Failure, folder: Path) -> bool:
+    """Whether a rank has logged the whole text of this pod's failure: its end was hidden by a shell, and came after."""
+    sentences = (each.read_text() for each in folder.glob(f"{_TOLD}*"))
+    return any(re.fullmatch(rf"(rank \d+ \([^)]*\): )?{re.escape(each)}", failure.text) for each in sentences)
 
 
 def _entry_point_has_it() -> bool:
