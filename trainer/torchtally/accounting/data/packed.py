@@ -37,8 +37,9 @@ class Packed(Dataset[dict[str, Tensor]]):
     - `input_ids`: the tokens, with `padding` behind the last piece.
     - `labels`: the same, with -100 at the first token of each piece and at the padding, so that no token is predicted
       from another document.
-    - `position_ids`: the position in the piece. A position of 0 begins a piece, or the padding, for an attention mask:
-      `cu_seqlens`.
+    - `position_ids`: the position in the piece.
+
+    A position of 0 begins a piece, or the padding, for an attention mask: `cu_seqlens`.
 
     Args:
         documents: A map-style dataset of documents, each a sequence of token numbers: a tensor, an array, or a list.
