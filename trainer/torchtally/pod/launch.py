@@ -73,7 +73,7 @@ def launch(
     """
     job = Job.from_env(env)
     if not shutil.which(command[0]):
-        raise Refused(f"{command[0]!r} is not a program that can be run here")
+        raise Refused(f"{command[0]!r} is not a program that can be run here: name one on PATH, or its path")
     before_launch.check_command(command)
     main = prefork.main_of(module, command) if module else None
     before_launch.check_environment(

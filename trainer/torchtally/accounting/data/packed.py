@@ -67,7 +67,7 @@ class Packed(Dataset[dict[str, Tensor]]):
         if found.ndim != 1 or (found.size and (found.dtype.kind not in "iu" or found.min() < 0)):
             raise Refused("lengths must be whole numbers from 0, one for each document")
         if len(found) != len(documents):
-            raise Refused(f"there are {len(documents)} documents, and {len(found)} lengths")
+            raise Refused(f"lengths must have one for each of the {len(documents)} documents, and has {len(found)}")
         row = whole("row", row, 1, _LONGEST - 1)
         self._documents, self._row, self._padding = documents, row, padding
         self._lengths: Indices = found.astype(np.int64)
