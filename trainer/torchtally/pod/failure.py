@@ -119,26 +119,27 @@ def _is_first() -> bool:
 def end(ending: Ending) -> int:
     """Record the sentence that a rank ends with, and log it unless the entry point will. Returns its exit code."""
     record(ending)
-    if (isinstance(ending, Stopped) or not _entry_point_has_it()) and _tells_first(str(ending)):
-        alone = isinstance(ending, Stopped) or os.environ.get("WORLD_SIZE", "1") == "1"
-        log.error(families.with_link(str(ending) if alone else sentence_of(ending)))
+    if isinstance(ending, Stopped) or not _entry_point_has_it():
+        _log(ending)
     return ending.code
 
 
-def _tells_first(sentence: str) -> bool:
-    """Whether no other rank of the pod has logged this sentence. The entry point then finds it in `told`."""
-    recorded = os.environ.get("TORCHELASTIC_ERROR_FILE")
+def _log(ending: Ending) -> None:
+    """Log it, unless another rank of the pod has logged the same. The entry point finds it in `told`."""
+    sentence, recorded = str(ending), os.environ.get("TORCHELASTIC_ERROR_FILE")
     folder = os.environ.get("TORCHTALLY_STACKS") or (recorded and Path(recorded).parents[1])  # of torchrun's attempt
-    if not folder:
-        return True
-    try:
-        with (Path(folder) / f"{_TOLD}{zlib.crc32(sentence.encode())}").open("x") as file:
-            file.write(sentence)
-    except FileExistsError:
-        return False
-    except OSError:  # a full disk
-        return True
-    return True
+    said = sentence
+    if folder:
+        try:
+            with (Path(folder) / f"{_TOLD}{zlib.crc32(sentence.encode())}").open("x") as file:
+                file.write(sentence)
+        except FileExistsError:
+            return
+        except OSError:  # a full disk
+            pass
+        if not isinstance(ending, Stopped) and os.environ.get("WORLD_SIZE", "1") != "1":
+            said = sentence_of(ending)
+    log.error(families.with_link(said))
 
 
 def told(failure: Failure, folder: Path) -> bool:
