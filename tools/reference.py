@@ -146,14 +146,17 @@ def kinds() -> str:
 
 
 def described(docstring: str, indent: str = "") -> str:
-    """A docstring in Google's style as Markdown: paragraphs, and a list of its arguments."""
-    text, *sections = re.split(r"\n(Args|Returns|Yields|Raises|Examples?):\n", "\n" + inspect.cleandoc(docstring))
+    """A docstring in Google's style as Markdown: paragraphs, and lists of its arguments and its attributes."""
+    headings = r"\n(Args|Attributes|Returns|Yields|Raises|Examples?):\n"
+    text, *sections = re.split(headings, "\n" + inspect.cleandoc(docstring))
     parts = [paragraphs(text)]
     for heading, body in zip(sections[::2], sections[1::2], strict=True):
         body = inspect.cleandoc("\n" + body)
         if heading == "Raises":  # errors are what the page of exit codes describes
             continue
-        if heading == "Args":
+        if heading == "Attributes":
+            parts.append("Attributes:")
+        if heading in ("Args", "Attributes"):
             entries = re.findall(r"^(\S.*?): (.*(?:\n +.*)*)", body, re.MULTILINE)
             listed = [f"{indent}- `{name}`: {' '.join(what.split())}" for name, what in entries]
             parts[-1] += ("\n" if indent else "\n\n") + "\n".join(listed)
@@ -163,8 +166,9 @@ def described(docstring: str, indent: str = "") -> str:
 
 
 def paragraphs(text: str) -> str:
-    """Each paragraph on one line, without the examples, which guides have."""
-    return "\n\n".join(" ".join(part.split()) for part in text.strip().split("\n\n") if ">>>" not in part)
+    """Each paragraph, and each item of a list, on one line, without the examples, which guides have."""
+    kept = [part for part in text.strip().split("\n\n") if ">>>" not in part]
+    return "\n\n".join("\n".join(" ".join(line.split()) for line in re.split(r"\n(?=- )", part)) for part in kept)
 
 
 def signature(name: str, found: Any) -> str:

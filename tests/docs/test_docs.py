@@ -97,6 +97,34 @@ def test_the_parts_of_pages_are_what_the_code_has(reference: ModuleType) -> None
     assert stale == [], "`make docs` writes them"
 
 
+def test_each_argument_and_attribute_of_a_docstring_is_listed(reference: ModuleType) -> None:
+    docstring = """It packs.
+
+    A sample has these:
+
+    - `ids`: the tokens,
+      of a row
+
+    Args:
+        row: Number of tokens,
+            from 1.
+
+    Attributes:
+        tokens: All of them.
+
+    Example:
+        >>> 1
+    """
+    assert reference.described(docstring).split("\n\n") == [
+        "It packs.",
+        "A sample has these:",
+        "- `ids`: the tokens, of a row",
+        "- `row`: Number of tokens, from 1.",
+        "Attributes:",
+        "- `tokens`: All of them.",
+    ]
+
+
 @pytest.fixture(scope="module")
 def links() -> ModuleType:
     """The site's extension that checks links to files of the repository."""

@@ -11,8 +11,10 @@ KINDS = ("tutorials", "guides", "reference", "tasks", "concepts", "contributing"
 PAGES = sorted(DOCS.rglob("*.md"))
 WRITTEN = [*PAGES, *(ROOT / name for name in ("README.md", "SECURITY.md", "CHANGELOG.md", "CONTRIBUTING.md"))]
 WRITTEN.append(ROOT / "bench/README.md")
+CHART = ROOT / "charts/torchtally/README.md"
 GENERATED = re.compile(r"<!-- tools/reference\.py: .*?<!-- end -->", re.DOTALL)
 CODE = re.compile(r"```.*?```|`[^`]*`", re.DOTALL)
+AVOIDED = ["please", "simply", "easily", r"e\.g\.", r"i\.e\.", r"etc\.", "via", "utilize", "in order to", "will", "we"]
 HOUSE_WORDS = ["doubled", "made anew", "goes on", "go on", "the claim", "its claim", "that lacks", "of a user's own"]
 
 
@@ -62,10 +64,24 @@ def consoles(page: Path) -> list[str]:
     return re.findall(r"```console\n(.*?)```", text(page), re.DOTALL)
 
 
-@pytest.mark.parametrize("page", WRITTEN, ids=name)
-def test_words_that_only_this_project_uses_stay_out(page: Path) -> None:
+@pytest.mark.parametrize("page", [*WRITTEN, CHART], ids=name)
+def test_words_that_only_this_project_uses_or_that_google_avoids_stay_out(page: Path) -> None:
     prose = CODE.sub("", text(page)).lower()
-    assert [word for word in HOUSE_WORDS if re.search(rf"\b{word}\b", prose)] == []
+    assert [word for word in HOUSE_WORDS + AVOIDED if re.search(rf"\b{word}(?!\w)", prose)] == []
+
+
+@pytest.mark.parametrize("page", [*WRITTEN, CHART], ids=name)
+def test_a_sentence_has_at_most_25_words(page: Path) -> None:
+    long = [each for each in sentences(page) if len(re.findall(r"\S*\w\S*", each)) > 25]
+    assert long == []
+
+
+def sentences(page: Path) -> list[str]:
+    """Its sentences, and parts of sentences between colons or semicolons: a span of code or of math is one word."""
+    plain = re.sub(r"```.*?```", "\n\n", page.read_text(), flags=re.DOTALL)
+    plain = re.sub(r"`[^`]+`", "code", re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", plain))
+    blocks = re.split(r"\n\s*\n|\n\s*(?:[-*] |\d+\. |(?=\|))|(?<!\\)\|", plain)
+    return [" ".join(each.split()) for block in blocks for each in re.split(r"(?<=[.!?:;])[*)]*\s", block)]
 
 
 def test_the_first_screen_of_the_readme() -> None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import bruteforce
@@ -18,7 +19,7 @@ import told
 
 from torchtally import events
 from torchtally.commands import verify
-from torchtally.jobs import files, job_status, tables
+from torchtally.jobs import files, job_status, tables, watching
 from torchtally.jobs.job_outcome import Standing
 from torchtally.record.record import Record
 
@@ -341,6 +342,33 @@ def test_a_log_is_watched_while_it_grows(tmp_path: Path) -> None:
         rest = watching.stdout.read()
         assert watching.wait() == 0
     assert "the proof holds" in rest
+
+
+def test_a_watched_start_says_once_what_its_pods_do() -> None:
+    record, lines = Record(), []
+    for text in ("", *told.KILLED[:6]):
+        pod, line = files.parted(Path("demo.log"), text)
+        record.add_line(pod, line)
+        found = job_status.of("demo.log", record.snapshot, at=told.BEGAN, standing=Standing.RUNNING)
+        lines.append(tables.line(found))
+    assert lines[0] == "demo.log is starting; no pod has reported"
+    assert lines[1] == "demo.log is starting; demo-master-0 waits for the other pods"
+    assert lines[-1] == "demo.log is starting; demo-master-0 makes its first step, as does another pod"
+    out = io.StringIO()
+    with redirect_stdout(out):
+        screen = watching.Screen(as_json=False)
+        for _ in range(3):
+            screen._at = -watching._LINE  # the time for another line has come
+            screen.show(found)
+    assert out.getvalue().count("is starting") == 1
+
+
+def test_a_pipe_gets_whole_lines(tmp_path: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"} | {"TZ": "UTC"}
+    command = [sys.executable, str(JOBS), "status", written(tmp_path, told.KILLED + told.RESUMED)]
+    said = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300, check=False).stdout
+    assert SHOWN[120][11] in said.splitlines()
+    assert max(map(len, said.splitlines())) < 200
 
 
 def test_the_end_of_a_watch_is_what_the_verifier_says(tmp_path: Path, ask: Ask) -> None:

@@ -100,7 +100,7 @@ def test_the_plan_is_the_one_that_the_version_names() -> None:
 @pytest.mark.parametrize(
     ("documents", "lengths", "row", "sentence"),
     [
-        ([[1]], [1, 2], 4, "there are 1 documents, and 2 lengths"),
+        ([[1]], [1, 2], 4, "lengths must have one for each of the 1 documents, and has 2"),
         ([[1]], [-1], 4, "lengths must be whole numbers from 0, one for each document"),
         ([[1]], [1.0], 4, "lengths must be whole numbers from 0, one for each document"),
         ([[]], [0], 4, "the 1 documents have no token"),

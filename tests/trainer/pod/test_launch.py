@@ -113,18 +113,35 @@ def test_a_sentence_of_a_task_is_told_without_the_name_of_its_type(
 
 
 def test_an_error_is_printed_once_for_a_pod(alone: launched.Job) -> None:
-    """By its entry point, or, where a shell hides the end of a rank, by that rank."""
+    """By its entry point, or, behind a shell, which can hide the end of a rank, by the first rank."""
     script = (
         "import sys; from torchtally.distributed import process_group; from torchtally.errors import Refused\n"
         "def main(): raise Refused('seed=-1 must be a whole number')\n"
         "sys.exit(process_group.run(main))"
     )
     command = [sys.executable, "-c", script]
-    pod = alone.start(0, ["run", "--", *command], PET_NPROC_PER_NODE="2")
-    assert pod.wait() == 2
-    assert [line.count("seed=-1") for line in pod.errors.splitlines() if "TORCHTALLY" not in line].count(1) == 1
+    for behind in (["run", "--", *command], launched.shell(f"{shlex.join(command)}; exit $?")):
+        pod = alone.start(0, behind, **TWO)
+        assert pod.wait() == 2
+        [said] = [line for line in pod.errors.splitlines() if "seed=-1" in line and "TORCHTALLY" not in line]
+        assert re.fullmatch(r"torchtally: rank [01] \(demo-master-0\): seed=-1 must be a whole number", said)
+        assert re.fullmatch(r"rank [01] \(demo-master-0\): seed=-1 must be a whole number", pod.message)
     pod = alone.start(0, launched.shell(f"{shlex.join(command)}; true"))
     assert (pod.wait(), pod.errors.count("torchtally: seed=-1 must be")) == (0, 1)
+
+
+def test_two_errors_of_a_pod_are_both_printed(alone: launched.Job) -> None:
+    script = (
+        "import os, sys; from torchtally.distributed import process_group; from torchtally.errors import Refused\n"
+        "def main(): raise Refused(f'seed=-{os.environ[\"RANK\"]} must be a whole number')\n"
+        "sys.exit(process_group.run(main))"
+    )
+    pod = alone.start(0, launched.shell(f"{shlex.join([sys.executable, '-c', script])}; true"), **TWO)
+    assert pod.wait() == 0
+    assert sorted(re.findall(r"^torchtally: (rank . \(demo-master-0\): seed=-.)", pod.errors, re.MULTILINE)) == [
+        "rank 0 (demo-master-0): seed=-0",
+        "rank 1 (demo-master-0): seed=-1",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -135,8 +135,8 @@ class Account(Lifetime):
         """Return a loader that yields what any DataLoader yields, and accounts for it: each `iter()` is the next epoch.
 
         All ranks have the same number of batches. A rank that has no sample left in the last one gets an empty batch,
-        or a filler where `weigh` multiplies its loss with 0. In a phase that does not train, the last step takes
-        samples of the one before it, so that each rank has one, unless `batch_size` is 1.
+        or a filler where `weigh` multiplies its loss with 0. In a phase that does not train, each rank has
+        one in the last step: it takes some of the step before, unless `batch_size` is 1.
 
         Args:
             dataset: A map-style dataset. If it has an attribute `fingerprint`, a text, that must be the same on all
@@ -211,8 +211,8 @@ class Account(Lifetime):
     def optimizer(self, optimizer: Optimizer, *, replicated: bool = True) -> None:
         """Count the batches whose gradients the steps of this optimizer use: call it before the first batch.
 
-        Its `zero_grad` is wrapped, so that batches whose gradients it clears before a step count as dropped by the
-        program, such as those of a step that a GradScaler leaves out.
+        Its `zero_grad` is wrapped: batches whose gradients it clears before a step count as dropped by the program.
+        A step that a GradScaler leaves out is such a case.
 
         Args:
             optimizer: One of PyTorch, or a library's wrapper that has it as its attribute `optimizer`.
@@ -234,8 +234,8 @@ class Account(Lifetime):
         """Tie a loss to its batches, and return it: they count once a named optimizer steps with its gradients.
 
         The loss is the mean over the samples of its batches on this rank. Its value stays. Its gradients are multiplied
-        with this rank's share of the samples in the step, so that gradients that DDP averages are those of the mean
-        over all samples of the step. A rank without samples in a step receives a filler, whose share is 0.
+        with this rank's share of the samples in the step. What DDP averages is then the gradient of the mean over all
+        samples of the step. A rank without samples in a step receives a filler, whose share is 0.
 
         Args:
             loss: A scalar, before its backward pass.

@@ -182,8 +182,8 @@ def gather_predictions(own: Tensor, n: int) -> Tensor | None:
 def compute(metric: "Metric") -> Any:
     """Return the value of a torchmetrics metric over the updates of all ranks, on every rank, and reset the metric.
 
-    This is a collective call. It replaces `metric.compute()`, which fails, or even aborts the process, if a state is a
-    list and a rank had fewer batches than others, or none. Rank 0 computes the value once, on its CPU.
+    This is a collective call. It replaces `metric.compute()`. That fails, or even aborts the process, if
+    a state is a list and a rank had fewer batches than others, or none. Rank 0 computes the value once, on its CPU.
 
     Raises:
         RuntimeError: The value cannot be computed. All ranks raise it.

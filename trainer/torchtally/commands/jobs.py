@@ -14,7 +14,7 @@ mistake (options, no such job, a missing permission); 3 incomplete: nothing cont
 4 pending: queued, suspended, or starting; 5 failed; 6 running; 7 the cluster does not answer. The other commands end
 with 0 after success.
 """
-JOB = "a PyTorchJob or a TrainJob, or the path of logs"
+JOB = "a PyTorchJob, a TrainJob, a JobSet, or a Job, or the path of logs"
 
 
 def main(argv: list[str] | None = None) -> int:

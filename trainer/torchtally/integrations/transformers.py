@@ -29,8 +29,8 @@ _KEY = "torchtally"  # in trainer_state.json
 class AccountMixin:
     """Accounts for the samples of a Trainer: `class MyTrainer(AccountMixin, Trainer)`.
 
-    The Trainer's own loader is used with the account's order, and its contract is `padded`, which is what the library
-    does with data that the ranks do not divide evenly.
+    The Trainer's own loader is used with the account's order. Its contract is `padded`, as the library pads data that
+    the ranks do not divide evenly.
 
     Args:
         account: Its plan has the phase "train" with as many epochs as `num_train_epochs`.

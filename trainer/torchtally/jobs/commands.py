@@ -81,7 +81,7 @@ def fetch(options: Options) -> int:
     try:
         names = fetching.fetch(cluster, source, folder, checkpoints=options.checkpoints)
     except OSError as error:
-        raise Refused(f"cannot write {error.filename or folder}: {error.strerror}") from error
+        raise Refused(f"cannot write {error.filename or folder}: {error.strerror}: name another folder") from error
     except fetching.Wrong as error:
         print(f"torchtally jobs: {error}", file=sys.stderr)
         return Standing.DISPROVED.status
@@ -112,7 +112,7 @@ def report(options: Options) -> int:
         else:
             raise Refused(f"the logs of {options.job} hold no run yet, so there is no page to write")
     except OSError as error:
-        raise Refused(f"cannot write {path}: {error.strerror}") from error
+        raise Refused(f"cannot write {path}: {error.strerror}: name another file") from error
     if options.json:
         _show_json({"page": str(path), "outcome": outcome})
     else:

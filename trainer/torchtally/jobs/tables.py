@@ -1,5 +1,7 @@
 """An overview for people."""
 
+import os
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from datetime import datetime
 from typing import Any
@@ -26,6 +28,7 @@ _COLOURS = {
     Standing.PENDING: "yellow",
     Standing.RUNNING: "cyan",
 }
+_WHOLE = 10_000  # columns of a pipe or a file, for whole lines
 _NARROW = 72  # columns; below, a table has its most important columns
 _PODS = 32  # rows; beyond, those that differ
 _RESTARTS = 5
@@ -35,7 +38,10 @@ _TOGETHER = 30.0  # seconds between ends of pods that are of one fault
 
 def console(width: int | None = None, file: Any = None) -> Console:
     """To standard output, or to a file as a terminal of this width without colours would have it."""
-    return Console(width=width, file=file, highlight=False, emoji=False, markup=False, soft_wrap=False)
+    found = Console(width=width, file=file, highlight=False, emoji=False, markup=False, soft_wrap=False)
+    if width is None and not found.is_terminal and "COLUMNS" not in os.environ:
+        found.width = _WHOLE
+    return found
 
 
 def jobs(overviews: Iterable[Overview], encoding: str, width: int) -> RenderableType:
@@ -71,12 +77,24 @@ def line(overview: Overview) -> str:
     if overview.epoch is not None and overview.epochs:
         step = f", step {overview.step} of {overview.steps}" if overview.step is not None else ""
         parts.append(f"{_reached(overview)}epoch {overview.epoch} of {overview.epochs}{step}")
+    elif not halted(overview) and overview.standing is not Standing.FAILED:
+        parts += _starting(overview)
     parts += _numbers(overview)
     if overview.straggler:
         parts.append(_slowest(overview.straggler))
     if overview.restarts:
         parts.append(f"{len(overview.restarts)} restarts of pods")
     return "; ".join([*parts, *halted(overview)[:1]])
+
+
+def _starting(overview: Overview) -> list[str]:
+    """What the pods do before the first epoch."""
+    if not overview.pods:
+        return ["no pod has reported"] if overview.kind is None else []
+    usual, count = Counter(pod.does for pod in overview.pods).most_common(1)[0]
+    one = next(pod.name for pod in overview.pods if pod.does == usual)
+    others = f", as do {count - 1} other pods" if count > 2 else ", as does another pod" * (count > 1)
+    return [f"{one} {usual}{others}"]
 
 
 def halted(overview: Overview) -> list[str]:

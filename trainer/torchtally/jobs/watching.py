@@ -35,6 +35,7 @@ class Screen:
         self._json, self._console = as_json, tables.console()
         self._live: Live | None = None
         self._shown: tuple[object, ...] = ()
+        self._line = ""
         self._at = 0.0
 
     @contextmanager
@@ -69,8 +70,9 @@ class Screen:
     def _print(self, overview: Overview) -> None:
         if self._json:
             show(json.dumps(msgspec.to_builtins(overview)))
-        else:
-            show(f"{tables.clock(overview.at)} {tables.line(overview)}")
+        elif (line := tables.line(overview)) != self._line:
+            show(f"{tables.clock(overview.at)} {line}")
+            self._line = line
 
 
 def job(cluster: Cluster, name: str, screen: Screen) -> Standing:

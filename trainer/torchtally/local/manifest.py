@@ -80,7 +80,7 @@ def _documents(path: str, source: str, observe: bool) -> Iterator[dict[str, Any]
     except OSError as error:
         raise Refused(f"{source}: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise Refused(f"{source}: not a text file in UTF-8") from None
+        raise Refused(f"{source}: not text in UTF-8: save the manifest as UTF-8") from None
     except yaml.YAMLError as error:
         where = getattr(error, "problem_mark", None)
         place = f", line {where.line + 1}, column {where.column + 1}" if where else ""

@@ -85,7 +85,7 @@ def method() -> Iterator[Html]:
         "changed. This page is an observation, not a proof: it knows neither what the program did with the samples nor "
         "what was planned. “~” stands before a number that is estimated.",
     )
-    yield element("pre", element("code", "scripts/verify_shards.py FOLDER    # judges the stored logs again\n"))
+    yield element("pre", element("code", "torchtally verify FOLDER    # judges the stored logs again\n"))
 
 
 def _map(loader: Observed, name: str) -> Chart:

@@ -18,8 +18,8 @@ from torchtally.verifier.verdict import fulfilled
 _MOST = 400  # rows of a table
 _FEW = 200  # lines, of which all are shown
 _COMMANDS = """\
-scripts/verify_shards.py --job JOB -n NAMESPACE    # the logs of the pods in the cluster
-scripts/verify_shards.py FOLDER                    # or logs that were stored
+torchtally verify --job JOB -n NAMESPACE    # the logs of the pods in the cluster
+torchtally verify FOLDER                    # or logs that were stored
 """
 
 

@@ -5,6 +5,7 @@ import os
 import re
 import signal
 import sys
+import zlib
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -19,6 +20,8 @@ from torchtally.environment import has_entry_point, pod_name
 from torchtally.errors import LOST, OK, REFUSED, SIGNALLED, UNPROVEN, Ending, Lost, Stopped, lost_a_peer
 from torchtally.log import log
 from torchtally.pod import termination_message
+
+_TOLD = "told-"  # a file for each sentence that a rank has logged
 
 
 class Kind(IntEnum):
@@ -117,8 +120,32 @@ def end(ending: Ending) -> int:
     """Record the sentence that a rank ends with, and log it unless the entry point will. Returns its exit code."""
     record(ending)
     if isinstance(ending, Stopped) or not _entry_point_has_it():
-        log.error(families.with_link(str(ending)))
+        _log(ending)
     return ending.code
+
+
+def _log(ending: Ending) -> None:
+    """Log it, unless another rank of the pod has logged the same. The entry point finds it in `told`."""
+    sentence, recorded = str(ending), os.environ.get("TORCHELASTIC_ERROR_FILE")
+    folder = os.environ.get("TORCHTALLY_STACKS") or (recorded and Path(recorded).parents[1])  # of torchrun's attempt
+    said = sentence
+    if folder:
+        try:
+            with (Path(folder) / f"{_TOLD}{zlib.crc32(sentence.encode())}").open("x") as file:
+                file.write(sentence)
+        except FileExistsError:
+            return
+        except OSError:  # a full disk
+            pass
+        if not isinstance(ending, Stopped) and os.environ.get("WORLD_SIZE", "1") != "1":
+            said = sentence_of(ending)
+    log.error(families.with_link(said))
+
+
+def told(failure: Failure, folder: Path) -> bool:
+    """Whether a rank has logged the whole text of this pod's failure: its end was hidden by a shell, and came after."""
+    sentences = (each.read_text() for each in folder.glob(f"{_TOLD}*"))
+    return any(re.fullmatch(rf"(rank \d+ \([^)]*\): )?{re.escape(each)}", failure.text) for each in sentences)
 
 
 def _entry_point_has_it() -> bool:

@@ -73,7 +73,7 @@ def launch(
     """
     job = Job.from_env(env)
     if not shutil.which(command[0]):
-        raise Refused(f"{command[0]!r} is not a program that can be run here")
+        raise Refused(f"{command[0]!r} is not a program that can be run here: name one on PATH, or its path")
     before_launch.check_command(command)
     main = prefork.main_of(module, command) if module else None
     before_launch.check_environment(
@@ -157,8 +157,9 @@ def _attempt(
     if watch:
         watch.end()
     hung = hang.sentence
+    told = ended is not None and failure.told(ended, folder)
     shutil.rmtree(folder, ignore_errors=True)
-    return _report_end(ended, hung)
+    return _report_end(ended, hung, told)
 
 
 def _set_environment(job: Job, threads: str, folder: Path, output: Path) -> None:
@@ -263,11 +264,12 @@ def _report_start(job: Job, processes: int, why: str, threads: str, options: str
     events.emit(event, events.Source(pod=pod_name()))
 
 
-def _report_end(ended: Failure | None, hung: str | None = None) -> int:
-    """Report what ended the pod, and where its ranks `hung`. Returns the exit code."""
+def _report_end(ended: Failure | None, hung: str | None = None, told: bool = False) -> int:
+    """Report what ended the pod, unless a rank has `told` it, and where its ranks `hung`. Returns the exit code."""
     event = events.Ended(code=OK, kind=None, cause=None)
     if ended:
-        termination_message.announce(f"{ended.text[:_BESIDE]}\nBefore: {hung}" if hung else ended.text)
+        text = f"{ended.text[:_BESIDE]}\nBefore: {hung}" if hung else ended.text
+        termination_message.announce(text, logged=told and not hung)
         event = events.Ended(code=ended.code, kind=ended.kind.name.lower(), cause=ended.text)
     events.emit(event, events.Source(pod=pod_name()))
     return event.code

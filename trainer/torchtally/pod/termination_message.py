@@ -11,10 +11,11 @@ from torchtally.log import log
 _BYTES = 4096
 
 
-def announce(message: object) -> None:
-    """Log `message` with its link, and make both the pod's termination message."""
+def announce(message: object, logged: bool = False) -> None:
+    """Log `message` with its link, unless a rank has `logged` it, and make both the pod's termination message."""
     text = families.with_link(str(message))
-    log.error(text)
+    if not logged:
+        log.error(text)
     write(text)
 
 

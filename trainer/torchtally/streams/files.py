@@ -71,7 +71,9 @@ def _check_distinct(urls: Sequence[str], identity: Callable[[Any, str], Any]) ->
         file = identity(*system(url))
         if file in known:
             also = "" if known[file] == url else f", also as {known[file]}"
-            raise Refused(f"{url} is listed twice{also}: each of its samples would be trained twice in an epoch")
+            raise Refused(
+                f"{url} is listed twice{also}: each of its samples would be trained twice in an epoch; list it once"
+            )
         known[file] = url
 
 

@@ -108,7 +108,7 @@ class MDS(Shards):
     def _shards(self) -> list[Any]:
         index = self._folder / _INDEX
         if self._remote is None and not index.exists():
-            raise Refused(f"{index} does not exist")
+            raise Refused(f"{index} does not exist: local must be the folder of it, or pass remote")
         if self._remote is None or index.exists():
             return self._listed()
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -123,9 +123,8 @@ class MDS(Shards):
         if self._remote is None:
             check_distinct([self._url(name) for name in names], [reader.samples for reader in self._readers])
         if twice := [name for name, times in Counter(map(posixpath.normpath, names)).items() if times > 1]:
-            raise Refused(
-                f"{self._url(_INDEX)} lists {twice[0]} twice: each of its samples would be trained twice in an epoch"
-            )
+            again = "each of its samples would be trained twice in an epoch"
+            raise Refused(f"{self._url(_INDEX)} lists {twice[0]} twice: {again}; list it once")
 
     def _url(self, name: str) -> str:
         if self._remote is None:

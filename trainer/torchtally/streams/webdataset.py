@@ -179,7 +179,7 @@ def _end_of(lines: Sequence[str], index: str) -> int:
             if offset - _BLOCK < end or size < 0:
                 raise Refused(
                     f"{index}: {name} of {size} bytes at byte {offset} must begin after its header of {_BLOCK} bytes "
-                    f"and the file before it, which ends at byte {end}"
+                    f"and the file before it, which ends at byte {end}: {_MAKE}"
                 )
             end = offset + -(-size // _BLOCK) * _BLOCK
     return end

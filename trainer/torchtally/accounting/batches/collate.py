@@ -94,7 +94,8 @@ class Collater:
         # Only a list has the samples as its items for certain: a dataset can fetch them at once in another form.
         listed = isinstance(fetched, list) and not declared
         if (default or listed) and len(fetched) != len(indices):
-            return Unproven(f"for the {_few(indices)} the dataset's __getitems__ returned {len(fetched)}")
+            much = f"returned {len(fetched)}, and must return one for each"
+            return Unproven(f"for the {_few(indices)} the dataset's __getitems__ {much}")
         if not self._known:  # before the collate_fn changes the samples
             self._sizes.learn(len(indices), _copies(fetched, indices, fetch))
         made = self.collate(Samples(fetched, indices) if listed and not default else fetched)

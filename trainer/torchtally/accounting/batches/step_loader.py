@@ -131,7 +131,8 @@ class ByStep(data.Dataset[Any]):
     @property
     def _dropped(self) -> Refused:
         tried = min(_TRIED, len(self.dataset))
-        return Refused(f"the collate_fn drops all of the first {tried} samples, so that no empty batch can be made")
+        none = "so that no empty batch can be made: keep one of them"
+        return Refused(f"the collate_fn drops all of the first {tried} samples, {none}")
 
     def _none(self) -> Any:
         """The data of 0 samples, or the error. It is cut from a sample that is not dropped."""

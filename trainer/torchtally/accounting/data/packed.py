@@ -37,8 +37,9 @@ class Packed(Dataset[dict[str, Tensor]]):
     - `input_ids`: the tokens, with `padding` behind the last piece.
     - `labels`: the same, with -100 at the first token of each piece and at the padding, so that no token is predicted
       from another document.
-    - `position_ids`: the position in the piece. A position of 0 begins a piece, or the padding, for an attention mask:
-      `cu_seqlens`.
+    - `position_ids`: the position in the piece.
+
+    A position of 0 begins a piece, or the padding, for an attention mask: `cu_seqlens`.
 
     Args:
         documents: A map-style dataset of documents, each a sequence of token numbers: a tensor, an array, or a list.
@@ -66,7 +67,7 @@ class Packed(Dataset[dict[str, Tensor]]):
         if found.ndim != 1 or (found.size and (found.dtype.kind not in "iu" or found.min() < 0)):
             raise Refused("lengths must be whole numbers from 0, one for each document")
         if len(found) != len(documents):
-            raise Refused(f"there are {len(documents)} documents, and {len(found)} lengths")
+            raise Refused(f"lengths must have one for each of the {len(documents)} documents, and has {len(found)}")
         row = whole("row", row, 1, _LONGEST - 1)
         self._documents, self._row, self._padding = documents, row, padding
         self._lengths: Indices = found.astype(np.int64)

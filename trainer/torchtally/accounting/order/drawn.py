@@ -158,7 +158,8 @@ class DrawnSampler:
         of_rank = {rank: drawn for _, _, rank, *drawn in told}
         if peers := sorted(rank for _, _, rank, *drawn in told if drawn != of_rank[rank]):
             raise Refused(
-                f"{where}: the peers of data-parallel rank {peers[0]} must draw the same, and draw other samples"
+                f"{where}: the peers of data-parallel rank {peers[0]} must draw the same, and draw other samples: seed "
+                "their samplers alike"
             )
         same = all(drawn == of_rank[0] for drawn in of_rank.values())
         self._count = len(batches) if same else None

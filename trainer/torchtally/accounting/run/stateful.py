@@ -47,7 +47,9 @@ def read(state: Mapping[str, Any]) -> State:
         raise Refused(f"the state of an account must be what state_dict() returned, not a {type(state).__name__}")
     if KEY not in state:
         found = ", ".join(map(str, state)) or "no entry"
-        raise Refused(f"the state of an account must have the entry {KEY!r}, and it has {found}")
+        raise Refused(
+            f"the state of an account must have the entry {KEY!r}, and it has {found}: load what state_dict() returned"
+        )
     try:
         return State.from_text(state[KEY])
     except ValueError as error:
