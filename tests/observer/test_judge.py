@@ -28,6 +28,7 @@ from torchtally_observer.line import PREFIX
 from torchtally_observer.powers import Sums
 
 EVEN, ODD = range(0, N, 2), range(1, N, 2)
+_LOADER = {"type": "DataLoader", "dataset": "Digits", "length": N, "batch": 5, "workers": 0}
 DISTRIBUTED = {"type": "DistributedSampler", "shuffle": True, "num_replicas": 2, "epoch": 0}
 
 
@@ -251,6 +252,15 @@ def test_the_verifier_exits_as_the_observation_says(
 ) -> None:
     code, printed = verify(texts, *options)
     assert code == status and said in printed, printed
+
+
+def test_a_training_that_cannot_be_judged_has_no_mark_by_a_right_evaluation(verify: Verify) -> None:
+    own = {"sampler": {"type": "Favours"}}
+    test = {"loader": {**_LOADER, "place": "train.py:40"}, "steps": 0, "gradients": False}
+    evaluated = line(0, EVEN, **test), line(1, ODD, **test)
+    assert verify([line(0, EVEN, **own), line(1, ODD, **own), *evaluated])[1].splitlines()[-1].startswith("✓")
+    code, printed = verify([line(0, EVEN, **own), line(1, range(0, N, 3), **own), *evaluated])
+    assert code == 0 and printed.splitlines()[-1].startswith("observed: 2 ranks, 2 passes, no fault")
 
 
 def test_the_verifier_says_the_same_in_json(verify: Verify) -> None:
