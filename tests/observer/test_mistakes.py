@@ -114,7 +114,7 @@ train(DataLoader(data(), 20, sampler=sampler), before=sampler.set_epoch, test=Da
 rank, world = setup()
 sampler, test = DistributedSampler(data()), Subset(data(200), range(rank, 200, world))
 half = DistributedSampler(test, shuffle=False)
-train(DataLoader(data(), 20, sampler=sampler), before=sampler.set_epoch, test=DataLoader(test, 50, sampler=half))
+train(DataLoader(data(), 20, sampler=sampler), before=sampler.set_epoch, test=DataLoader(test, 10, sampler=half))
 """,
         ["100 of 200 samples are evaluated by no rank: sharded twice, as each rank holds a part of its own"],
     ),
