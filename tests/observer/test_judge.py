@@ -156,6 +156,23 @@ def test_the_same_indices_are_the_same_samples_where_contents_say_so(first: Any,
     assert bool(found.faults) == said.startswith("each")
 
 
+@pytest.mark.parametrize("labels", ["112", "123", "121"], ids=["sorted", "an index", "labels"])
+def test_equal_labels_in_the_order_of_the_samples_may_be_those_of_other_files(labels: str) -> None:
+    bare = {"sampler": {"type": "RandomSampler"}, "base": {"type": "Digits", "length": N, "attributes": "0", "rows": 0}}
+    found = judged(
+        *(
+            line(
+                rank,
+                range(N),
+                **bare,
+                contents={str(at): f"{rank}{at:05}00000{each}" for at, each in enumerate(labels)},
+            )
+            for rank in range(2)
+        )
+    )
+    assert bool(found.faults) == (labels == "121"), found.faults
+
+
 def test_contents_that_are_stable_and_differ_are_other_data() -> None:
     alone = {"type": "RandomSampler"}
     found = judged(

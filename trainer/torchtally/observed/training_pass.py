@@ -203,8 +203,8 @@ def _uneven(lines: Lines, shares: Shares, world: int) -> Iterator[Finding]:
     whole = all(line.whole for line in lines.values())
     if not whole:
         goes_round = shares.all_handed.count > shares.size and causes.divides(lines) and not causes.places(lines)
-        if apart := causes.orders_apart(lines):
-            yield fault("overlap", f"{doubled} go to more than one rank: {apart}")
+        if orders := causes.orders_apart(lines):
+            yield fault("overlap", f"{doubled} go to more than one rank: {orders}")
         elif goes_round and (times := shares.times):
             yield right(f"each sample handed out {times} times")
         elif doubled.share > _SOME and causes.is_plain(lines) and not goes_round:
