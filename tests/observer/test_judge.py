@@ -28,6 +28,7 @@ from torchtally_observer.line import PREFIX
 from torchtally_observer.powers import Sums
 
 EVEN, ODD = range(0, N, 2), range(1, N, 2)
+_LOADER = {"type": "DataLoader", "dataset": "Digits", "length": N, "batch": 5, "workers": 0}
 DISTRIBUTED = {"type": "DistributedSampler", "shuffle": True, "num_replicas": 2, "epoch": 0}
 
 
@@ -155,6 +156,23 @@ def test_the_same_indices_are_the_same_samples_where_contents_say_so(first: Any,
     assert bool(found.faults) == said.startswith("each")
 
 
+@pytest.mark.parametrize("labels", ["112", "123", "121"], ids=["sorted", "an index", "labels"])
+def test_equal_labels_in_the_order_of_the_samples_may_be_those_of_other_files(labels: str) -> None:
+    bare = {"sampler": {"type": "RandomSampler"}, "base": {"type": "Digits", "length": N, "attributes": "0", "rows": 0}}
+    found = judged(
+        *(
+            line(
+                rank,
+                range(N),
+                **bare,
+                contents={str(at): f"{rank}{at:05}00000{each}" for at, each in enumerate(labels)},
+            )
+            for rank in range(2)
+        )
+    )
+    assert bool(found.faults) == (labels == "121"), found.faults
+
+
 def test_contents_that_are_stable_and_differ_are_other_data() -> None:
     alone = {"type": "RandomSampler"}
     found = judged(
@@ -251,6 +269,15 @@ def test_the_verifier_exits_as_the_observation_says(
 ) -> None:
     code, printed = verify(texts, *options)
     assert code == status and said in printed, printed
+
+
+def test_a_training_that_cannot_be_judged_has_no_mark_by_a_right_evaluation(verify: Verify) -> None:
+    own = {"sampler": {"type": "Favours"}}
+    test = {"loader": {**_LOADER, "place": "train.py:40"}, "steps": 0, "gradients": False}
+    evaluated = line(0, EVEN, **test), line(1, ODD, **test)
+    assert verify([line(0, EVEN, **own), line(1, ODD, **own), *evaluated])[1].splitlines()[-1].startswith("✓")
+    code, printed = verify([line(0, EVEN, **own), line(1, range(0, N, 3), **own), *evaluated])
+    assert code == 0 and printed.splitlines()[-1].startswith("observed: 2 ranks, 2 passes, no fault")
 
 
 def test_the_verifier_says_the_same_in_json(verify: Verify) -> None:

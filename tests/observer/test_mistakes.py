@@ -89,6 +89,35 @@ train(DataLoader(data(), 20, sampler=sampler), before=sampler.set_epoch, test=Da
 """,
         ["are evaluated by no rank", "have seeds 0 and 1"],
     ),
+    "seeds by rank in a part of an epoch": (
+        """
+rank, world = setup()
+sampler = DistributedSampler(data(), seed=rank)
+class One:
+    def __init__(self, loader): self.loader = loader
+    def __iter__(self): return iter([next(iter(self.loader))])
+train(One(DataLoader(data(), 5, sampler=sampler)), epochs=1)
+""",
+        ["go to more than one rank: the samplers of ranks 0 and 1 have seeds 0 and 1"],
+    ),
+    "one half of the test samples on all ranks": (
+        """
+setup()
+sampler, test = DistributedSampler(data()), data(200)
+half = DistributedSampler(test, num_replicas=2, rank=0, shuffle=False)
+train(DataLoader(data(), 20, sampler=sampler), before=sampler.set_epoch, test=DataLoader(test, 50, sampler=half))
+""",
+        ["ranks evaluate the same samples in the same order, and 100 of 200 samples are evaluated by no rank"],
+    ),
+    "test samples that are sharded twice": (
+        """
+rank, world = setup()
+sampler, test = DistributedSampler(data()), Subset(data(200), range(rank, 200, world))
+half = DistributedSampler(test, shuffle=False)
+train(DataLoader(data(), 20, sampler=sampler), before=sampler.set_epoch, test=DataLoader(test, 10, sampler=half))
+""",
+        ["100 of 200 samples are evaluated by no rank: sharded twice, as each rank holds a part of its own"],
+    ),
     "the same tail is never handed out": (
         """
 setup()

@@ -125,13 +125,45 @@ train(DataLoader(data(), 20, sampler=Favours()))
 """,
         ["which may be the purpose of Favours"],
     ),
+    "a range of learning rates is tried first": (
+        """
+rank, world = setup()
+optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], 0.1)
+for number, batch in enumerate(DataLoader(data(), 20, shuffle=True)):
+    if number == 40: break
+    optimizer.step()
+sampler = DistributedSampler(data())
+train(DataLoader(data(), 20, sampler=sampler), before=sampler.set_epoch)
+""",
+        ["a few steps of a trial, as of a learning rate: another loader trains on more of the same samples"],
+    ),
+    "chosen samples, of which one comes twice": (
+        """
+rank, world = setup()
+chosen = [*range(801), 0]
+train(DataLoader(data(), 20, sampler=torch.utils.data.SubsetRandomSampler(chosen[rank::world])))
+""",
+        ["199 of 1000 samples are not among those that SubsetRandomSampler hands out"],
+    ),
+    "batches of its own, and a loader for an evaluation": (
+        """
+setup()
+optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], 0.1)
+for last in (50, 1):
+    with torch.no_grad():
+        for number, batch in enumerate(DataLoader(data(), 20)):
+            if number == last: break
+    optimizer.step()
+""",
+        ["an optimizer stepped on ranks 0 and 1, and used no batch", "each rank evaluates all 1000 samples"],
+    ),
     "no loader at all": (
         """
 setup()
 optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], 0.1)
 optimizer.step()
 """,
-        ["an optimizer stepped on ranks 0 and 1, and no DataLoader of PyTorch handed out a batch there"],
+        ["an optimizer stepped on ranks 0 and 1, and used no batch of a DataLoader of PyTorch there"],
     ),
 }
 
@@ -184,6 +216,26 @@ def test_what_is_right_has_neither_a_fault_nor_a_note(tmp_path: Path, program: s
     assert ended.codes == [0, 0], ended.err
     assert ended.right == ["each sample handed out exactly once"] and not ended.faults and not ended.notes
     assert all(line.trains and line.whole for line in ended.handed) and len(ended.handed) == 4
+
+
+@pytest.mark.parametrize("sampler", ["DistributedSampler(data())", None])
+def test_an_iterator_that_goes_round_is_right_where_a_sampler_divides(tmp_path: Path, sampler: str | None) -> None:
+    """As ultralytics does, whose workers stay for all epochs."""
+    program = f"""
+class Round:
+    def __init__(self, sampler): self.sampler = sampler
+    def __iter__(self):
+        while True: yield from self.sampler
+setup()
+loader = DataLoader(data(), 20, sampler={sampler}, shuffle={sampler is None})
+object.__setattr__(loader, "batch_sampler", Round(loader.batch_sampler))
+batches = iter(loader)
+train((next(batches) for _ in range(75 if {sampler is not None} else 150)), epochs=1)
+"""
+    ended = programs.run(tmp_path, program)
+    assert ended.codes == [0, 0], ended.err
+    assert ended.right == (["each sample handed out 3 times"] if sampler else [])
+    assert bool(ended.faults) == (sampler is None)
 
 
 def test_peers_that_a_mesh_names_share_their_samples_on_purpose(tmp_path: Path) -> None:

@@ -54,6 +54,13 @@ def test_a_plain_stream(tmp_path: Path, divided: str, said: str | None) -> None:
     check(programs.run(tmp_path, PLAIN.format(divided=divided)), said)
 
 
+def test_a_stream_that_goes_round_comes_from_its_own_worker(tmp_path: Path) -> None:
+    divided = PLAIN.format(divided="at % (world * workers) == rank * workers + own")
+    ended = programs.run(tmp_path, divided.replace("enumerate(data())", "enumerate([*data()] * 2)"))
+    assert ended.codes == [0, 0] and not ended.faults, ended.err
+    assert any("of the rows come more than once to one rank" in note for note in ended.notes)
+
+
 @pytest.mark.parametrize(
     ("split", "said"),
     [("webdataset.split_by_node", None), ("lambda shards: shards", "the ranks are handed the same")],

@@ -4,6 +4,7 @@ Memory is read where it is: no operation of PyTorch runs, so that no generator, 
 """
 
 import ctypes
+import weakref
 import zlib
 from collections import UserDict
 
@@ -53,6 +54,11 @@ def leaves(batch, found=None):
     else:
         found.append(batch)
     return found
+
+
+def reference(batch):
+    """A weak reference to the first tensor or array of a batch; None where it has none."""
+    return next((weakref.ref(each) for each in leaves(batch) if type(each).__weakrefoffset__), None)
 
 
 def as_dict(batch):

@@ -4,7 +4,7 @@ import math
 import sys
 import time
 
-from torchtally_observer import loaders
+from torchtally_observer import contents, loaders
 from torchtally_observer.indices import Indices, as_list
 from torchtally_observer.streams import Stream
 
@@ -25,6 +25,7 @@ class Pass:
         self.loader_key = tuple(sorted((name, str(value)) for name, value in self.loader.items()))
         self.number = 0
         self._process = process
+        self.left_behind = False  # it has ended as an evaluation, and no step after it uses its batches
         self.gradients = None  # whether they were on, for its newest batch, if no optimizer has stepped since
         self._are_on = sys.modules["torch"].is_grad_enabled
         self.batches = self.samples = 0
@@ -63,6 +64,8 @@ class Pass:
             self.steps += process.steps
             process.steps = 0
         self.gradients = self._are_on()
+        if not self.batches:
+            self._first = contents.reference(batch)
         self.batches += 1
         self.samples += self._add(index, batch)
         if self.batches >= self._due:
@@ -71,6 +74,10 @@ class Pass:
             if now - self._reported >= _LONG:
                 self._reported = now
                 self._process.report_open(self)
+
+    def is_kept(self):
+        """Whether the program still has its first batch, as in a list of all."""
+        return self._first is not None and self._first() is not None
 
     def values(self, how, counts_steps):
         """The fields of the pass's line."""

@@ -32,6 +32,8 @@ def _stepped(*_):
         return
     if not observed.armed:
         observed.begins()
+    if observed.ended is not None:
+        observed.goes_on()
     signs.taken()
 
 

@@ -24,6 +24,8 @@ class Process:
         self.steps = 0  # of optimizers since the newest batch
         self.others = {}  # by pass: whether gradients were on, for a batch of it since the last step, and before newest
         self._held = None  # a pass whose iterator is gone before an optimizer could use its batch
+        self.ended = None  # the newest pass, if it has ended, and gradients were off
+        self._used, self._unused = False, 0  # whether steps have used batches, and the number of those that have not
         self.off = False  # nothing more is observed
         self._open = {}
         self._passes = {}  # by loader: how many have begun
@@ -56,6 +58,8 @@ class Process:
         if ended.collected is not None:
             ended.collected.detach()  # it would keep the pass as long as the iterator
         self.settle()
+        if self.newest is ended and ended.gradients is False:
+            self.ended = ended
         if how == "left" and self.newest is ended and ended.gradients is not None:
             self._release()
             self._held = ended  # as of next(iter(loader)), whose batch the next step uses
@@ -69,6 +73,11 @@ class Process:
         self.guarded(ranks.look)
         self.arm()
 
+    def goes_on(self):
+        """An optimizer steps after an evaluation, with batches of no loader unless the program keeps those of it."""
+        ended, self.ended = self.ended, None
+        ended.left_behind = not ended.is_kept()
+
     def _release(self):
         held, self._held = self._held, None
         if held is not None:
@@ -81,7 +90,8 @@ class Process:
         self._release()
         newest = self.newest
         if newest is None:
-            self.steps = 0  # before any batch
+            self._unused += self.steps  # before any batch
+            self.steps = 0
         else:
             self._say_again()
             if newest.gradients is not None:
@@ -96,9 +106,12 @@ class Process:
             return
         self.steps = 0
         used = [each for each, gradients in self.others.items() if gradients]
-        if newest.gradients or not used:
+        if newest.gradients or not (used or newest.left_behind):
             used.append(newest)
-        used[-1].steps += steps  # not those of an evaluation between a batch and its step
+        if used:
+            used[-1].steps += steps  # not those of an evaluation between a batch and its step
+        else:
+            self._unused += steps
         for each in used[:-1]:  # two loaders that are read in turn, as of a GAN
             each.beside += 1
         newest.gradients = None
@@ -110,6 +123,7 @@ class Process:
         newest = self.newest
         if newest is not None and newest.said and newest.steps and newest.said.get("steps") == 0:
             newest.said["steps"] = newest.steps
+            self._used = True
             self.guarded(line.write, self._fields(**newest.said))
 
     def guarded(self, act, *values):
@@ -137,6 +151,7 @@ class Process:
 
     def _say(self, ended, how):
         ranks.look()
+        self._used = self._used or ended.steps > 0
         if not ended.watched:
             sums = self._sums
             if ended.loader_key in sums or len(sums) < _LOADERS:
@@ -182,9 +197,9 @@ class Process:
         for loader, passes, batches, samples in self._sums.values():
             line.write(self._fields(loader=loader, passes=passes, batches=batches, samples=samples))
         self._sums = {}
-        if self.steps and not self._passes:
-            line.write(self._fields(steps=self.steps, unseen="no DataLoader"))
-            self.steps = 0
+        if (steps := self._unused + self.steps) and not self._used:
+            line.write(self._fields(steps=steps, unseen="no DataLoader"))
+        self.steps = self._unused = 0
 
 
 def _collected(begun):

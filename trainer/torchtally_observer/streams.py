@@ -25,7 +25,8 @@ class Stream:
 
     def __init__(self, single):
         self._single = single
-        self._heap, self._kept = [], set()  # negative, so that the largest one comes first
+        self._heap = []  # negative, so that the largest one comes first
+        self._kept = {}  # by checksum: the row that it came with first
         self._read, self._order = 0, hashlib.blake2b(digest_size=8)
         self._keyed = False
 
@@ -44,10 +45,10 @@ class Stream:
             if (len(heap) == KEPT and each >= -heap[0]) or each in kept:
                 continue
             if len(heap) == KEPT:
-                kept.discard(-heapq.heapreplace(heap, -each))
+                del kept[-heapq.heapreplace(heap, -each)]
             else:
                 heapq.heappush(heap, -each)
-            kept.add(each)
+            kept[each] = self._read
         return len(sums)
 
     def _sums(self, batch):
@@ -88,6 +89,7 @@ class Stream:
             "rows": self._read,
             "order": self._order.hexdigest(),
             "keys": self._keyed,
+            "fresh": max(self._kept.values(), default=0),
             "smallest": base64.b64encode(kept.tobytes()).decode().rstrip("="),
         }
 

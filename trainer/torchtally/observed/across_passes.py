@@ -90,6 +90,20 @@ def of_restart(before: Attempt, after: Attempt, number: int) -> Iterator[Finding
                 break
 
 
+def is_trial(passes: Passes, trains: Iterable[Passes]) -> bool:
+    """Whether a loader has one pass, which is left early, and another one trains on more of the same samples."""
+    lines = passes.lines
+    bases, samples = {line.base for line in lines}, sum(line.samples for line in lines)
+    return (
+        len(passes.numbers) == 1
+        and all(line.end == "left" and line.base for line in lines)
+        and any(
+            bases & {line.base for line in each.lines} and sum(line.samples for line in each.lines) > samples
+            for each in trains
+        )
+    )
+
+
 def leaks(attempt: Attempt, trains: "Iterable[Passes]") -> Iterator[tuple[Passes, Finding]]:
     """Samples that one rank evaluates and others train on, because each has a split of its own."""
     trained = [line for passes in trains for line in passes.lines]

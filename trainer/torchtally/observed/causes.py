@@ -44,26 +44,26 @@ def divides(lines: Lines) -> bool:
     return all(int(line.sampler.get("num_replicas", 1)) > 1 for line in lines.values())
 
 
-def seeds(lines: Lines) -> str | None:
-    """A sentence on samplers whose seeds differ."""
+def orders_apart(lines: Lines) -> str | None:
+    """A sentence on samplers that divide shuffles of their own: those of other seeds, or of other epochs."""
+    if not divides(lines) or any(line.sampler.get("shuffle") is False for line in lines.values()):
+        return None
     found = _values(lines, "seed")
     if len(set(found.values())) > 1:
         return (
             f"the samplers of {ranks([*found])} have seeds {listed([str(each) for each in found.values()])}: give all "
             "ranks the same seed"
         )
+    found = _values(lines, "epoch")
+    if len(set(found.values())) > 1:
+        shown = listed([str(each) for each in found.values()])
+        return f"the samplers of {ranks([*found])} are at epochs {shown}: call set_epoch(epoch) alike on all ranks"
     return None
 
 
 def of_overlap(lines: Lines) -> str:
     """Why ranks overlap and miss samples, in a sentence that says what to do."""
-    if sentence := seeds(lines):
-        return sentence
-    found = _values(lines, "epoch")
-    if len(set(found.values())) > 1:
-        shown = listed([str(each) for each in found.values()])
-        return f"the samplers of {ranks([*found])} are at epochs {shown}: call set_epoch(epoch) alike on all ranks"
-    if sentence := places(lines):
+    if sentence := orders_apart(lines) or places(lines):
         return sentence
     if not divides(lines):
         return (

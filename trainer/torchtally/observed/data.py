@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterable
 from enum import Enum
-from itertools import combinations
+from itertools import combinations, pairwise
 
 from torchtally.observed.line import Handed
 
@@ -33,8 +33,8 @@ def of(lines: Iterable[Handed]) -> Data:
         for number in seen[a].keys() & seen[b].keys()
     ]
     common = [(a, b) for a, b in common if a and len(a) == len(b)]
+    read = all(line.base.rows for line in lines if line.base)
     if not common:
-        read = all(line.base.rows for line in lines if line.base)
         return (Data.SAME if read else Data.ASSUMED) if alike else Data.UNKNOWN
     leaves = range(min(len(a) for a, _ in common))
     if all(a == b for a, b in common):
@@ -42,9 +42,8 @@ def of(lines: Iterable[Handed]) -> Data:
     if any(_stable(seen, leaf) and any(a[leaf] != b[leaf] for a, b in common) for leaf in leaves):
         return Data.DIFFERENT
     # Labels that are equal, and differ among samples, are those of one dataset, whose images are augmented.
-    labels = [
-        leaf for leaf in leaves if all(a[leaf] == b[leaf] for a, b in common) and len({a[leaf] for a, _ in common}) > 1
-    ]
+    equal = [leaf for leaf in leaves if all(a[leaf] == b[leaf] for a, b in common)]
+    labels = [leaf for leaf in equal if len({a[leaf] for a, _ in common}) > 1 and (read or _recurs(seen, leaf))]
     return Data.SAME if labels and alike else Data.UNKNOWN
 
 
@@ -53,6 +52,13 @@ def _stable(seen: dict[int, dict[str, list[tuple[str, ...]]]], leaf: int) -> boo
     again = [each for own in seen.values() for each in own.values() if len(each) > 1]
     again = [each for each in again if all(len(leaves) > leaf for leaves in each)]
     return bool(again) and all(len({leaves[leaf] for leaves in each}) == 1 for each in again)
+
+
+def _recurs(seen: dict[int, dict[str, list[tuple[str, ...]]]], leaf: int) -> bool:
+    """Whether a value comes again after others. An index, or labels that are sorted, may be alike in all files."""
+    own = seen[min(seen)]
+    values = [own[number][0][leaf] for number in sorted(own, key=int) if len(own[number][0]) > leaf]
+    return 1 + sum(a != b for a, b in pairwise(values)) > len(set(values))
 
 
 def _leaves(text: str) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from torchtally.observed import causes, sets
+from torchtally.observed import causes, sets, training_pass
 from torchtally.observed.causes import Lines
 from torchtally.observed.data import Data
 from torchtally.observed.finding import Finding, fault, note, right
@@ -30,7 +30,11 @@ def _found(lines: Lines, shares: Shares) -> Iterator[Finding]:
     if shares.one_part and all(sets.equal(each, shares.held[rank]) for rank, each in shares.handed.items()):
         yield note("all evaluate", f"each rank evaluates all {shares.size} samples")
     elif len({line.order for line in lines.values()}) < len(lines):
-        yield note("alike", "ranks evaluate the same samples in the same order")
+        told = "ranks evaluate the same samples in the same order"
+        if shares.lost.share > _SOME and causes.is_plain(lines) and (why := causes.places(lines)):
+            yield fault("alike", f"{told}, and {shares.lost} are evaluated by no rank: {why}")
+        else:
+            yield note("alike", told)
     elif shares.lost.share > _SOME and shares.doubled.share > _SOME and causes.is_plain(lines):
         told = f"{shares.lost} are evaluated by no rank, and {shares.doubled} by more than one"
         yield fault("overlap", f"{told}: {causes.of_overlap(lines)}")
@@ -42,4 +46,9 @@ def _found(lines: Lines, shares: Shares) -> Iterator[Finding]:
             "Accelerate's gather_for_metrics does",
         )
     elif extra < 0 and not causes.chooses(lines) and (shares.one_part or not shares.parts_overlap.hits):
-        yield note("dropped", f"this pass leaves out {-extra} of {shares.size} samples")
+        told = f"{-extra} of {shares.size} samples"
+        if -extra > training_pass.last_batches(lines) and causes.is_plain(lines):
+            why = training_pass.sharded_twice(lines, shares)
+            yield fault("sharded twice", f"{told} are evaluated by no rank: {why}")
+        else:
+            yield note("dropped", f"this pass leaves out {told}")

@@ -12,6 +12,9 @@ from torchtally.observed.log import Lines as Lines
 from torchtally.observed.matching import Attempt, Passes, attempts
 from torchtally.observed.training_pass import Counted
 
+_UNSEEN = "whether the ranks have the same data was not seen"
+_TRIAL = "a few steps of a trial, as of a learning rate: another loader trains on more of the same samples"
+
 
 class Outcome(StrEnum):
     """From the best to the worst."""
@@ -127,8 +130,8 @@ def _rest(rest: list[Rest]) -> Iterator[str]:
     unseen = sorted({each.process.rank for each in rest if each.unseen})
     if unseen:
         yield (
-            f"an optimizer stepped on {ranks(unseen)}, and no DataLoader of PyTorch handed out a batch there: nothing "
-            "could be observed"
+            f"an optimizer stepped on {ranks(unseen)}, and used no batch of a DataLoader of PyTorch there: how the "
+            "training's samples are divided could not be observed"
         )
     for text in dict.fromkeys(each.text for each in rest if not each.off and not each.unseen):
         yield f"{text} are summed up"
@@ -174,6 +177,8 @@ def _loaders(attempt: Attempt, number: int, every: list[Attempt]) -> Iterator[Ob
             Pass(at, own, _judged(own, same, stable, is_training, attempt.world, elsewhere))
             for at, own in sorted(passes.numbers.items())
         ]
+        if is_training and across_passes.is_trial(passes, trains):
+            judged = [replace(each, counted=_in_doubt(each.counted, _TRIAL)) for each in judged]
         together = [finding for own, finding in leaks if own is passes]
         if is_training:
             together += across_passes.of_epochs(passes, attempt.world, same)
@@ -221,14 +226,18 @@ def _judged(
 
 def _by_index(counted: Counted) -> Counted:
     """What is right or wrong, in words that leave open whether an index is the same sample on all ranks."""
-    unseen = "whether the ranks have the same data was not seen"
-    findings = []
-    for each in counted.findings:
-        if each.sign is Sign.RIGHT:
-            each = right(f"{each.text.replace('sample', 'index')} ({unseen})")
-        elif each.sign is Sign.FAULT:
-            each = note(each.about, f"{each.text} ({unseen})")
-        findings.append(each)
+    findings = [
+        right(f"{each.text.replace('sample', 'index')} ({_UNSEEN})") if each.sign is Sign.RIGHT else each
+        for each in counted.findings
+    ]
+    return _in_doubt(replace(counted, findings=tuple(findings)), _UNSEEN)
+
+
+def _in_doubt(counted: Counted, why: str) -> Counted:
+    """With notes in place of faults."""
+    findings = (
+        note(each.about, f"{each.text} ({why})") if each.sign is Sign.FAULT else each for each in counted.findings
+    )
     return replace(counted, findings=tuple(findings))
 
 

@@ -93,6 +93,7 @@ class Handed:
     contents: Mapping[str, str] = field(default_factory=dict)
     rows: int | None = None  # of a stream, whose checksums are known
     keyed: bool = False
+    fresh: int | None = None  # of a stream, rows until the last of the smallest checksums had come
     smallest: tuple[int, ...] = ()
 
     @property

@@ -166,5 +166,8 @@ def conclusion(observation: Observation) -> str:
 
 
 def is_judged(observation: Observation) -> bool:
-    """Whether anything was found to be right."""
-    return any(finding.sign is Sign.RIGHT for loader in observation.loaders for finding, _ in loader.all_findings)
+    """Whether something was found to be right, and no training was left unjudged."""
+    found = any(finding.sign is Sign.RIGHT for loader in observation.loaders for finding, _ in loader.all_findings)
+    return found and all(
+        any(each.counted.is_judged for each in loader.passes) for loader in observation.loaders if loader.trains
+    )

@@ -80,6 +80,15 @@ class Shares:
         exact = self.length <= sets.looked(self.length)  # larger parts may overlap in what is not looked at
         return exact and not self.parts_overlap.hits and sets.equal(self.all_handed, self.all_held)
 
+    @property
+    def times(self) -> int | None:
+        """How often each sample was handed out; None where not all were as often."""
+        held, handed = self.all_held, self.all_handed
+        times = handed.count // max(1, held.count)
+        first, second, third = (times * each for each in held.sums)
+        expected = Samples(count=times * held.count, sums=(first, second, third), bits=held.bits)
+        return times if sets.equal(handed, expected) else None
+
     def unheld(self, elsewhere: int) -> Amount:
         """Samples that no rank holds, nor any other loader."""
         everything = sets.whole(self.length).bits

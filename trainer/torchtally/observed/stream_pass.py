@@ -82,7 +82,8 @@ def _repeats(lines: Mapping[int, Handed], what: str) -> Iterator[Finding]:
     for rank, line in lines.items():
         often = (line.rows or 0) / distinct(line)
         workers = line.loader.workers
-        if workers > 1 and _is_varied(line) and abs(often - workers) < 0.25 * workers:
+        goes_round = line.fresh is not None and line.fresh * often < 1.25 * (line.rows or 0)  # all rows, then all again
+        if workers > 1 and _is_varied(line) and abs(often - workers) < 0.25 * workers and not goes_round:
             yield fault(
                 "workers",
                 f"each {what[:-1]} comes {often:.0f} times to rank {rank}, which has {workers} workers: the dataset "

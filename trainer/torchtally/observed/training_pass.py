@@ -26,6 +26,14 @@ class Counted:
     lost: Amount | None = None
     doubled: Amount | None = None
 
+    @property
+    def is_judged(self) -> bool:
+        """Whether it is right, or it could be seen that few or no samples are duplicated or, of a whole pass, lost."""
+        if any(each.sign is Sign.RIGHT for each in self.findings):
+            return True
+        seen = [each.share for each in (self.doubled, self.lost) if each]
+        return self.doubled is not None and max(seen) <= _SOME
+
 
 def judge(lines: Lines, data: Data, world: int, elsewhere: int) -> Counted:
     """Judge one pass of a loader that trains. `elsewhere`: the bits of samples that other loaders hold or hand out."""
@@ -65,7 +73,7 @@ def _alone(lines: Lines, shares: Shares) -> Counted:
         found = [_share_drawn(shares)]
     if not found:
         found = [note("alone", f"{shares.all_handed.count} samples are handed out of {shares.size}")]
-    return Counted(tuple(found), shares.size, None, None)
+    return Counted(tuple(found), shares.size, None, None if causes.replaces(lines) else shares.doubled)
 
 
 def _of_own_data(lines: Lines, data: Data) -> Finding:
@@ -73,7 +81,7 @@ def _of_own_data(lines: Lines, data: Data) -> Finding:
         attributes = {line.base.attributes for line in lines.values() if line.base}
         whole = all(line.whole for line in lines.values())
         divided = all(line.sampler.get("num_replicas") == line.process.world for line in lines.values())
-        if divided and (sentence := causes.seeds(lines)):
+        if divided and (sentence := causes.orders_apart(lines)):
             return fault("seeds", f"the shards overlap: {sentence}")
         if whole and divided and len(attributes) > 1 and _halves(lines):
             return note(
@@ -194,7 +202,12 @@ def _uneven(lines: Lines, shares: Shares, world: int) -> Iterator[Finding]:
     lost, doubled = shares.lost, shares.doubled
     whole = all(line.whole for line in lines.values())
     if not whole:
-        if doubled.share > _SOME and causes.is_plain(lines):
+        goes_round = shares.all_handed.count > shares.size and causes.divides(lines) and not causes.places(lines)
+        if orders := causes.orders_apart(lines):
+            yield fault("overlap", f"{doubled} go to more than one rank: {orders}")
+        elif goes_round and (times := shares.times):
+            yield right(f"each sample handed out {times} times")
+        elif doubled.share > _SOME and causes.is_plain(lines) and not goes_round:
             yield fault("overlap", f"{doubled} go to more than one rank: {causes.of_overlap(lines)}")
         elif _goes_over_all(lines, shares):
             told = f"no sampler divides the samples, so a whole pass hands out all {shares.size} to each rank"
@@ -212,18 +225,16 @@ def _uneven(lines: Lines, shares: Shares, world: int) -> Iterator[Finding]:
             yield right(f"each sample that the ranks hold handed out once, as far as {looked} samples tell")
         return
     extra = shares.all_handed.count - shares.size
-    steps = sum(-(-line.samples // max(1, line.batches)) for line in lines.values())  # what drop_last may leave out
+    most = last_batches(lines)
     if not shares.one_part and shares.parts_overlap.share > _SOME:
         yield _own_splits(lines, shares)
     elif lost.share > _SOME and doubled.share > _SOME:
         yield _may_be_meant(lines, "overlap", f"{lost} go to no rank, and {doubled} to more than one", shares)
-    elif extra < 0 and causes.chooses(lines) and not doubled.hits:
-        yield note(
-            "chosen", f"{-extra} of {shares.size} samples are not among those that {causes.names(lines)} hands out"
-        )
-    elif extra < 0 and -extra > steps + world:
+    elif extra < 0 and causes.chooses(lines):
+        yield note("chosen", f"{lost} are not among those that {causes.names(lines)} hands out")
+    elif extra < 0 and -extra > most:
         yield _may_be_meant(lines, "lost", f"{-extra} of {shares.size} samples go to no rank", shares)
-    elif extra > steps + world or (doubled.share > _SOME and extra > steps):
+    elif extra > most or (doubled.share > _SOME and extra > most - world):
         yield _may_be_meant(lines, "doubled", f"{extra} samples are handed out more than once", shares)
     elif extra > 0:
         yield from _padded(shares, extra)
@@ -231,6 +242,11 @@ def _uneven(lines: Lines, shares: Shares, world: int) -> Iterator[Finding]:
         yield from _dropped(shares, -extra)
     else:
         yield _may_be_meant(lines, "moved", f"{lost} go to no rank, and as many to more than one", shares)
+
+
+def last_batches(lines: Lines) -> int:
+    """How many samples loaders and samplers leave out at most, or repeat, that drop or fill the last batch."""
+    return len(lines) + sum(-(-line.samples // max(1, line.batches)) for line in lines.values())
 
 
 def _goes_over_all(lines: Lines, shares: Shares) -> bool:
@@ -247,11 +263,12 @@ def _may_be_meant(lines: Lines, about: str, told: str, shares: Shares) -> Findin
     if not causes.is_plain(lines):
         return note(about, f"{told}, which may be the purpose of {causes.names(lines)}")
     if about == "lost":
-        return fault("sharded twice", f"{told}: {_twice(lines, shares)}")
+        return fault("sharded twice", f"{told}: {sharded_twice(lines, shares)}")
     return fault(about, f"{told}: {causes.of_overlap(lines)}")
 
 
-def _twice(lines: Lines, shares: Shares) -> str:
+def sharded_twice(lines: Lines, shares: Shares) -> str:
+    """Why ranks together are handed a part alone."""
     inside = next((line.sampler["in"] for line in lines.values() if "in" in line.sampler), None)
     if inside:
         return f"sharded twice, by {causes.names(lines)} and by {inside}; leave out one of them"
