@@ -134,7 +134,7 @@ e2e-faults: .venv/.dev ## run all fault tests on such a cluster and write build/
 	tools/e2e.sh -k $(if $(findstring --seeds,$(ARGS)),test_drawn,test_fault) -m '' $(ARGS)
 
 .PHONY: lint
-lint: .venv/.dev ## run ruff, mypy, import-linter, shellcheck, hadolint, actionlint, and Helm's lint and unit tests, and check that generated files are up to date
+lint: .venv/.dev ## run ruff, mypy, import-linter, shellcheck, hadolint, actionlint, Vale, and Helm's lint and unit tests, and check that generated files are up to date
 	@tools/install.py helm actionlint
 	ruff check
 	ruff format --check
@@ -146,6 +146,9 @@ lint: .venv/.dev ## run ruff, mypy, import-linter, shellcheck, hadolint, actionl
 	git ls-files -z | xargs -0 grep -lZE '^#!.*\b(ba)?sh$$' -- | xargs -0 shellcheck
 	hadolint docker/Dockerfile
 	actionlint
+	if command -v vale > /dev/null && { test -d tools/vale/Google || vale sync; }; then \
+		vale README.md CHANGELOG.md CONTRIBUTING.md SECURITY.md docs bench/README.md $(CHART)/README.md; \
+		else echo "lint: Google's style is not checked: install Vale (https://vale.sh), which fetches its rules from GitHub"; fi
 	helm lint --strict $(CHART)
 	helm lint --strict $(CHART) --values $(CHART)/ci/kind-values.yaml
 	if helm plugin list | grep -q ^unittest; then helm unittest --strict $(CHART); \
