@@ -74,14 +74,14 @@ class Unproven(Ending):
 class Stopped(Ending):
     """All ranks have stopped after the same step, because this signal reached one of them."""
 
-    def __init__(self, number: int, saved: bool) -> None:
-        super().__init__(number, saved)
-        self.number, self.saved = number, saved
+    def __init__(self, number: int, saved: bool, rank: int) -> None:
+        super().__init__(number, saved, rank)
+        self.number, self.saved, self.rank = number, saved, rank
         self.code = SIGNALLED + number
 
     def __str__(self) -> str:
         how = "a checkpoint" if self.saved else "without a new checkpoint"
-        return f"stopped by signal {self.number}, after a step and {how}"
+        return f"stopped by signal {self.number}, which rank {self.rank} received, after a step and {how}"
 
 
 class Exhausted(Ending):

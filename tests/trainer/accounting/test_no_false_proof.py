@@ -255,6 +255,38 @@ def trains_where_nothing_is_committed() -> list[int]:
     return training.times
 
 
+def trains_its_evaluation(last: str) -> None:
+    """The only batch of the evaluation, after a last batch of the training that no step uses."""
+    training = Witness(N)
+    optimizer = torch.optim.SGD([*training.counts.parameters(), *training.model.parameters()], lr=0.1)
+    with Account(task="t", plan={"train": 1, "test": 1}) as account:
+        account.optimizer(optimizer)
+        for step, batch in enumerate(account.loader(Noisy(N), "train", batch_size=SIZE), 1):
+            is_last = step * SIZE >= N
+            (account.weigh(training.loss(*batch)) * (0 if is_last and last == "zero" else 1)).backward()
+            if not is_last:
+                optimizer.step()
+            optimizer.zero_grad()
+        for batch in account.loader(Noisy(SIZE), "test", batch_size=SIZE, trains=False):
+            training.loss(*batch).backward()
+            optimizer.step()
+
+
+def stops_twice() -> None:
+    """A batch that has its step between two stops would count, and the last line would say what the first one knew."""
+    training = Witness(N)
+    with Account(task="t", plan={"train": 1}) as account:
+        for optimizer in training.optimizers:
+            account.optimizer(optimizer)
+        for step, batch in enumerate(account.loader(Noisy(N), "train", batch_size=SIZE), 1):
+            account.weigh(training.loss(*batch)).backward()
+            if step == 3:
+                account.stop("first")
+            training.step()
+            if step == 3:
+                account.stop("second")
+
+
 def reads_an_optimizer_while_it_evaluates() -> None:
     """PyTorch makes a step at a learning rate of 0 to read the state of an optimizer that has none."""
     training = Witness(N)
@@ -290,6 +322,8 @@ EVALUATIONS: list[tuple[Any, int, str]] = [
     ((evaluates, "break"), 3, "the loop left the epoch in step 8 of 8"),
     ((evaluates, "all"), 0, ""),  # it has asked for another batch
     ((trains_where_nothing_is_committed,), 2, NO_STEPS),
+    ((trains_its_evaluation, "cleared"), 2, NO_STEPS.replace("train", "test", 1)),
+    ((trains_its_evaluation, "zero"), 2, NO_STEPS.replace("train", "test", 1)),
     ((reads_an_optimizer_while_it_evaluates,), 0, ""),
     ((mixes_up, False), 2, MIXED_UP),
     ((mixes_up, True), 2, MIXED_UP),
@@ -302,6 +336,11 @@ def test_an_evaluation_counts_to_its_last_batch_and_has_no_steps(subtests: pytes
             assert found["code"] == code, found["err"]
             assert said in found["err"]
             assert verified([found]).holds == (code == 0)
+
+
+def test_a_batch_that_has_its_step_between_two_stops_is_no_proof() -> None:
+    [[found]] = in_turn(1, [(stops_twice,)])
+    assert found["code"] == 3, found["err"]
 
 
 # Ranks that differ.

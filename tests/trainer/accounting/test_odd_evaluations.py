@@ -126,7 +126,7 @@ def test_an_evaluation_that_no_plan_places_is_missed_and_said(tmp_path: Path) ->
     assert alone(trains, tmp_path / "saved", LATE, "after the batches", EPOCHS)["result"] == "killed"
     found = alone(trains, tmp_path / "saved", LATE)
     assert found["code"] == 3
-    assert "the plan has 2 epochs of test, and 1 were made; an evaluation that only some epochs" in found["err"]
+    assert "the plan has 2 epochs of test, and 1 were made; a phase that only some epochs" in found["err"]
 
 
 def evaluates_within(saved: Any, dies: tuple[int, int]) -> Any:

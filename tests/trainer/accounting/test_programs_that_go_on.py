@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from accounts import alone, assert_ends, in_turn, tallied
 from witness import Noisy, Witness
 
@@ -38,14 +39,24 @@ def tries_again(folder: Path, how: str) -> list[int]:
                 for step, batch in enumerate(account.loader(Noisy(N), "train", batch_size=SIZE), 1):
                     if not number and step == (1 if how == "no step" else 5):
                         raise RuntimeError("out of memory")
+                    if how == "optimizer in each step":  # which is gone after it
+                        training.optimizers = [
+                            torch.optim.SGD([*training.counts.parameters(), *training.model.parameters()], lr=1)
+                        ]
+                        account.optimizer(training.optimizers[0])
                     account.weigh(training.loss(*batch)).backward()
                     training.step()
+                    if how == "optimizer in each step":
+                        training.optimizers = []
         except RuntimeError:
             continue
     return training.times
 
 
-@pytest.mark.parametrize(("how", "code"), [("", 2), ("checkpoints", 2), ("new model", 0), ("anew", 0), ("no step", 0)])
+@pytest.mark.parametrize(
+    ("how", "code"),
+    [("", 2), ("checkpoints", 2), ("optimizer in each step", 2), ("new model", 0), ("anew", 0), ("no step", 0)],
+)
 def test_a_second_try_in_one_process_does_not_train_the_samples_of_the_first_again(
     how: str, code: int, tmp_path: Path
 ) -> None:

@@ -36,7 +36,7 @@ def test_the_account_ends_the_start_in_place_of_the_next_batch(saves: bool, said
     first, second = run(2, trains, saves)
     for each in (first, second):
         assert each["code"] == 128 + signal.SIGTERM, each["err"]
-        assert f"stopped by signal 15, after a step and {said}" in each["err"]
+        assert f"stopped by signal 15, which rank 1 received, after a step and {said}" in each["err"]
     told = [each.event for each in events.in_lines(first["out"].splitlines())]
     [stopped] = [each for each in told if isinstance(each, events.Stopped)]
     assert (stopped.saved, stopped.epoch) == (saves, 1) and stopped.position >= 3 * 2

@@ -80,7 +80,10 @@ def test_a_stopped_loop_goes_on_with_the_same_bits(wrapped: str, tmp_path: Path)
     assert expected[0].count == COMPLETE
     for commits in (1, 3, 7):
         for found in checkpointed.run(world, checkpointed.stopped_after, tmp_path / "here", commits, wrapped):
-            assert (found.code, found.message) == (143, "stopped by signal 15, after a step and a checkpoint")
+            assert (found.code, found.message) == (
+                143,
+                "stopped by signal 15, which rank 0 received, after a step and a checkpoint",
+            )
     for rank, found in enumerate(checkpointed.run(world, checkpointed.whole, tmp_path / "here", wrapped)):
         assert found.resumed
         assert found.count == COMPLETE
@@ -394,7 +397,9 @@ def stopped_when_full(folder: Path) -> Loop:
 def test_a_stop_without_a_checkpoint_says_so(tmp_path: Path) -> None:
     checkpointed.run(2, checkpointed.stopped_after, tmp_path, 3)
     for found in checkpointed.run(2, stopped_when_full, tmp_path):
-        assert found.message == ("stopped by signal 15, after a step and without a new checkpoint")
+        assert found.message == (
+            "stopped by signal 15, which rank 0 received, after a step and without a new checkpoint"
+        )
     assert kept(tmp_path) == [24]
 
 

@@ -93,7 +93,7 @@ def test_a_run_that_is_asked_to_stop_saves_and_goes_on_there(
     monkeypatch.setenv("OWN_FOLDERS", "1")
     stopped = run(tmp_path, script, DEFAULT[script], dies=17, by=signal.SIGTERM)
     assert stopped.returncode == 128 + signal.SIGTERM, stopped.stderr
-    assert "stopped by signal 15, after a step and a checkpoint" in stopped.stderr
+    assert "stopped by signal 15, which rank 1 received, after a step and a checkpoint" in stopped.stderr
     [end] = [each for each in reported(stopped.stdout) if isinstance(each, events.Stopped)]
     again = run(tmp_path, script, DEFAULT[script])
     assert proved(tmp_path, stopped, again) == undisturbed(script, DEFAULT[script])

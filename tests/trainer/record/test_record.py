@@ -249,6 +249,17 @@ def test_a_pod_that_is_seen_before_its_container_starts_has_no_life_more(starts:
     assert record.snapshot.restarts == ()
 
 
+def test_logs_that_are_read_again_make_no_restarts(logs: Logs) -> None:
+    """As `watch` reads them once the job has ended."""
+    record = recorded(logs)
+    once = record.snapshot
+    for pod, lines in logs.items():
+        for line in lines:
+            record.add_line(pod, line)
+    assert once.restarts and record.snapshot.restarts == once.restarts
+    assert [pod.lives for pod in record.snapshot.pods] == [pod.lives for pod in once.pods]
+
+
 def later(lines: list[str], seconds: float) -> list[str]:
     """By a clock that is so much ahead."""
     found = [(line, events.read(line)) for line in lines]

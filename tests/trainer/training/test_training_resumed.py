@@ -183,7 +183,7 @@ def test_one_rank_that_is_asked_to_stop_stops_all_with_a_checkpoint_which_no_oth
 ) -> None:
     for result in ranks.run(3, start, kind, tmp_path, None, OPTIONS, {1: signal.SIGTERM}):
         assert isinstance(result, Stopped)
-        assert str(result) == "stopped by signal 15, after a step and a checkpoint"
+        assert str(result) == "stopped by signal 15, which rank 1 received, after a step and a checkpoint"
     for result in ranks.run(2, start, kind, tmp_path, None, OPTIONS, None, {"option lr": 0.2}):
         assert isinstance(result, Refused)
         assert "of another training: its option lr is 0.1 and now it is 0.2" in str(result)
@@ -206,7 +206,7 @@ def test_it_stops_between_epochs_too_and_says_whether_there_is_a_checkpoint(
     options = dataclasses.replace(OPTIONS, global_batch_size=N)
     for result in ranks.run(2, start, "own", tmp_path / place, None, options, {1: signal.SIGINT}):
         assert isinstance(result, Stopped)
-        assert str(result) == f"stopped by signal 2, {sentence}"
+        assert str(result) == f"stopped by signal 2, which rank 1 received, {sentence}"
     assert (tmp_path / checkpoint_file.file_name(2, 0)).exists() is not bool(place)
 
 

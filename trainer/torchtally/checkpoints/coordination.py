@@ -236,7 +236,7 @@ class Rounds(ABC):
     def _stop_together(self, number: int) -> None:
         # Together, because the first pod that ends makes the others end while rank 0 may still be writing.
         self.save(wait=True)
-        stopping.stop(number, not self._has_failed(), self._account.source, self._account.reached)
+        stopping.stop(number, self._stopping.rank, not self._has_failed(), self._account.source, self._account.reached)
 
     def _refuse_to_begin(self, damaged: list[str], others: str | None) -> None:
         """Refuse to begin anew where checkpoints were written, unless the program has said that it may.

@@ -18,10 +18,13 @@ class Stopping:
     """About once a second, all ranks exchange between two steps whether any has received a signal.
 
     From the beginning on, SIGTERM and SIGINT end the process only so.
+
+    Attributes:
+        rank: One that has received a signal, once all know of it.
     """
 
     def __init__(self) -> None:
-        self._number = 0  # of the signal that this rank has received
+        self._number = self.rank = 0  # of the signal that this rank has received
         self._pace = self._left = 1  # steps between two exchanges, and until the next
         self._met = time.monotonic()
         takes = (signal.SIGTERM, signal.SIGINT) if threading.current_thread() is threading.main_thread() else ()
@@ -42,9 +45,10 @@ class Stopping:
         # Rank 0's clock sets the pace for all.
         spent = max(now - self._met, 1e-6)
         pace = max(1, min(2 * self._pace, round(self._pace * _SYNCHRONIZE_SECONDS / spent))) if leads else 0
-        told = torch.tensor([pace, self._number, *wishes], dtype=torch.int64)
+        receiver = dist.get_rank() if self._number else 0
+        told = torch.tensor([pace, receiver, self._number, *wishes], dtype=torch.int64)
         dist.all_reduce(told, dist.ReduceOp.MAX, group)
-        self._pace, *agreed = told.tolist()
+        self._pace, self.rank, *agreed = told.tolist()
         self.go_on()
         return agreed
 
@@ -62,12 +66,12 @@ class Stopping:
         self._number = number
 
 
-def stop(number: int, saved: bool, source: events.Source, reached: tuple[int, int, int]) -> None:
-    """Report the end of this start, and raise Stopped. A call of all ranks."""
+def stop(number: int, rank: int, saved: bool, source: events.Source, reached: tuple[int, int, int]) -> None:
+    """Report the end of this start, and raise Stopped. A call of all ranks; `rank` is one that the signal reached."""
     if dist.get_rank() == 0:
         epoch, position, _ = reached
         events.emit(events.Stopped(signal=number, saved=saved, epoch=epoch, position=position), source)
-    raise Stopped(number, saved)
+    raise Stopped(number, saved, rank)
 
 
 class Asked:
@@ -81,7 +85,8 @@ class Asked:
     def __init__(self, everyone: dist.ProcessGroup) -> None:
         self._everyone = everyone
         self._stopping: Stopping | None = None
-        self.number, self.saved = 0, False
+        self.number = self._rank = 0
+        self.saved = False
 
     def ask(self) -> bool:
         """Whether to save and stop now. A call of all ranks after the same step."""
@@ -89,13 +94,14 @@ class Asked:
         self._stopping.stepped()
         if not self.number and self._stopping.due:
             [self.number] = self._stopping.exchange(self._everyone)
+            self._rank = self._stopping.rank
             self.saved = False
         return self.number > 0
 
     def end(self, source: events.Source, reached: tuple[int, int, int]) -> None:
         """End this start once all ranks have come so far: rank 0 may be writing. Raises Stopped on all of them."""
         saved = any(exchange.all_gather(self.saved, self._everyone))
-        stop(self.number, saved, source, reached)
+        stop(self.number, self._rank, saved, source, reached)
 
     def close(self) -> None:
         """Handle signals as before."""

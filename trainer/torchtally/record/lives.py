@@ -32,6 +32,8 @@ class Lives:
         if source.rank is not None:
             self._reporting.add(source.rank)
         match event:
+            case events.Started() if any(life.started == time for life in self._lives):
+                pass  # its log is read again
             case events.Started():
                 self._lives.append(Life(started=time, last=time))
                 self._processes = event.processes

@@ -16,8 +16,8 @@ _DTYPES = ("uint16", "uint32")
 class TokenFiles(Shards):
     """Rows of `block + 1` successive tokens, as int64 (block + 1,). Each file is a shard.
 
-    Row `i` of a file begins at its token `i * block`: a model that predicts the last `block` tokens of each row predicts
-    each token but a file's first once. Tokens at a file's end that make no whole row are left out.
+    Row `i` of a file begins at its token `i * block`: a model that predicts the last `block` tokens of each row
+    predicts each token but a file's first once. Tokens at a file's end that make no whole row are left out.
 
     Args:
         files: Paths or URLs, or one of them with `*`.

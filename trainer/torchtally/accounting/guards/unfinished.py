@@ -1,16 +1,11 @@
 """A run that begins with the weights of one that this process has left, as a second try after an error."""
 
-import weakref
 from collections.abc import Callable
 
-from torch import Tensor
-from torch.optim.optimizer import Optimizer
-
 from torchtally.accounting.guards.guard import Guard
-from torchtally.accounting.ledger.gradients import Gradients
-from torchtally.checkpoints.objects import parameters_of
+from torchtally.accounting.ledger.gradients import Gradients, Trained
 
-_left: dict[str, dict[int, "weakref.ref[Tensor]"]] = {}  # parameters of runs that were left, by run and id
+_left: dict[str, Trained] = {}  # by run
 
 
 class Unfinished(Guard):
@@ -20,14 +15,12 @@ class Unfinished(Guard):
 
     def __init__(self, gradients: Gradients, excused: Callable[[], bool]) -> None:
         self._gradients, self._excused = gradients, excused
-        self._known: weakref.WeakSet[Optimizer] = weakref.WeakSet()  # those that were looked at
         self._run: str | None = None  # the one that was left
 
     def problem(self) -> str | None:
-        for optimizer in self._gradients.trained:
-            if optimizer not in self._known:
-                self._known.add(optimizer)
-                self._run = next((run for run, left in _left.items() if _has(left, optimizer)), self._run)
+        trained = self._gradients.trained
+        if _left and self._run is None:
+            self._run = next((run for run, left in _left.items() if _has_one(left, trained)), None)
         if self._run is None or self._excused():
             return None
         return (
@@ -37,12 +30,11 @@ class Unfinished(Guard):
 
     def leave(self, run: str) -> None:
         """The run ends before its plan."""
-        trained = (each for optimizer in self._gradients.trained for each in parameters_of(optimizer))
-        _left[run] = {id(each): weakref.ref(each) for each in trained}
+        _left[run] = dict(self._gradients.trained)
 
 
-def _has(left: dict[int, "weakref.ref[Tensor]"], optimizer: Optimizer) -> bool:
-    return any((known := left.get(id(each))) and known() is each for each in parameters_of(optimizer))
+def _has_one(left: Trained, trained: Trained) -> bool:
+    return any(at in left and (now := each()) is not None and left[at]() is now for at, each in trained.items())
 
 
 def forget(run: str) -> None:

@@ -21,7 +21,7 @@ from torchtally.accounting.ledger.epoch_in_progress import EpochInProgress
 from torchtally.accounting.ledger.open_epochs import Open
 from torchtally.accounting.ledger.optimizer_gradients import READ, Named
 from torchtally.accounting.ledger.weights import Weights
-from torchtally.checkpoints.objects import tensors
+from torchtally.checkpoints.objects import parameters_of, tensors
 from torchtally.distributed import waiting
 from torchtally.errors import Refused
 
@@ -37,6 +37,7 @@ SKIPPED = (
 )
 REPEATED = "batches of {} were trained by several steps"
 ANEW = "an epoch of {} has trained none of the parameters of the epoch before"
+Trained = dict[int, "weakref.ref[Tensor]"]
 _FACTORS = {"MulBackward0", "DivBackward0", "WhereBackward0", "NanToNumBackward0"}
 _NOT_COUNTED = "holds() must receive batches that do not count yet, as the loop has received them"
 _AS_RECEIVED = "weigh() must receive batches as the loop has received them, of an epoch in progress that trains"
@@ -48,12 +49,12 @@ class Gradients:
     Attributes:
         open: The epochs in progress of each phase.
         weights: What steps leave.
-        trained: The optimizers that have stepped with the gradients of a batch.
+        trained: The parameters of optimizers that have stepped with the gradients of a batch, by `id()`.
     """
 
     def __init__(self) -> None:
         self.open, self.weights = Open(), Weights()
-        self.trained: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        self.trained: Trained = {}
         self._named: list[Named] = []
         self._out: list[Handed] = []  # handed out, and neither counted nor dropped for good
         self._last: tuple[Handed, ...] = ()  # of the last loss that was weighed
@@ -375,12 +376,11 @@ class Gradients:
         if ready:
             self.counts += 1
             named.used = True
-            self.trained.add(optimizer)
+            if not named.trained:
+                named.trained = True
+                self.trained.update((id(each), weakref.ref(each)) for each in parameters_of(optimizer))
             if named.again:
                 self._wrong = AGAIN
-        # At a rate of 0, PyTorch's checkpoints let an optimizer make its state.
-        elif any(group.get("lr") != 0 for group in optimizer.param_groups):
-            self.open.touch()
         for each in ready:
             named.stepped.add(each.epoch.phase)
             if named.number in each.users:
@@ -394,6 +394,9 @@ class Gradients:
             named.held.pop(each, None)
         if self._cleared and not left_out:
             self._drop()
+        # At a rate of 0, PyTorch's checkpoints let an optimizer make its state.
+        if not ready and any(group.get("lr") != 0 for group in optimizer.param_groups):
+            self.open.touch()  # after the drop: only batches with gradients wait for a step
         self.weights.has_stepped(optimizer, {each.epoch.phase for each in ready})
 
     def _look(self, named: Named) -> None:

@@ -43,6 +43,7 @@ class Named:
     again: bool = False  # whether a backward pass has added to such gradients
     looks: int = 0  # for gradients that a step has used
     reads: int = 0  # of gradients that were there
+    trained: bool = False  # whether a step has used the gradients of any batch
     reached: set[str] = field(default_factory=set)  # phases of batches whose gradients it had in the epoch
     stepped: set[str] = field(default_factory=set)  # those whose gradients it has used
 

@@ -346,10 +346,10 @@ class Counting:
         self._attempt.agree({"reason to stop": reason, "state": state}, wrong, call="stop()")
         self.gradients.settle(overdue=True, ends=True)
         self.gradients.weights.keep(known=False)
-        self._progress.stopped, self._counts_at_stop = reason, self.gradients.counts
+        self._progress.stopped = reason
         for current in self._open.all:
             if current.trains and current.handed > current.counted:
-                self._left_over = current.name
+                self._left_over, self._counts_at_stop = current.name, self.gradients.counts
             if not current.complete:
                 current.stop()
             if current.trains and current.position.consumed:

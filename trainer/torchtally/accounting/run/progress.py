@@ -285,7 +285,7 @@ class Progress:
         for phase, planned in self.epochs.items():
             if (made := self.completed(phase)) < planned:
                 if self.stopped is None:
-                    hint = "; an evaluation that only some epochs have is planned by Every, for a resume to make it"
+                    hint = "; a phase that only some epochs have is planned by Every, for a resume to make it"
                     hint = hint if self.loaded and isinstance(self._plan[phase], int) and planned < self._last else ""
                     raise Unproven(f"the plan has {planned} epochs of {phase}, and {made} were made{hint}")
                 if phase in self.phases and self.phases[phase].end is None:
