@@ -24,7 +24,7 @@ ONCE = [1] * N
 
 def tries_again(folder: Path, how: str) -> list[int]:
     """An error ends the first try, after steps or before them. A second one follows, with the model or a new one."""
-    training = Witness(N)
+    training, idle = Witness(N), Witness(1)
     for number in range(2):
         try:
             if number and how == "new model":
@@ -32,7 +32,7 @@ def tries_again(folder: Path, how: str) -> list[int]:
             if number and how == "anew":  # in place
                 training.load(Witness(N).save())
             with Account(task="t", plan={"train": 1}, anew=bool(number) and how == "anew") as account:
-                for optimizer in training.optimizers:
+                for optimizer in training.optimizers or idle.optimizers:
                     account.optimizer(optimizer)
                 if how == "checkpoints":
                     account.checkpoints(folder, training.objects, every=32400).resume()
