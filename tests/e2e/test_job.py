@@ -73,9 +73,9 @@ def test_quick_start(operator: None, namespace: Namespace, tmp_path: Path) -> No
 
     assert "every sample exactly once" in namespace.helm("test", "demo", "--logs").stdout
 
-    (fetch,) = [line.split() for line in notes.splitlines() if line.startswith("  scripts/torchtally_jobs.py fetch")]
-    name, *arguments = [str(tmp_path / "output") if part == "./output" else part for part in fetch]
-    script(name.removeprefix("scripts/"), *arguments)
+    (fetch,) = [line.split() for line in notes.splitlines() if line.startswith("  torchtally jobs fetch")]
+    _, _, *arguments = [str(tmp_path / "output") if part == "./output" else part for part in fetch]
+    script("torchtally_jobs.py", *arguments)
     assert {file.name for file in (tmp_path / "output").iterdir()} == {"model.pt", "proof.json", "run.json"}
 
     namespace.uninstall(*before, "persistentvolumeclaim/demo-model")
