@@ -32,8 +32,8 @@ class Heard:
 
     started: dict[str, tuple[str, int]] = field(default_factory=dict)  # of runs: where and when they begin or resume
     attempts: dict[str, set[Attempt]] = field(default_factory=dict)  # of runs
-    _failures: dict[bool, str] = field(default_factory=dict)  # the first one, and the first mere consequence of another
-    _causes: list[tuple[float, str]] = field(default_factory=list)  # all that are none, and their time
+    _causes: list[tuple[float, str]] = field(default_factory=list)  # failures by themselves, and their time
+    _consequence: str | None = None  # the first failure that is one of another pod's
     _newest_start: float = 0.0
     _middle: list[tuple[str, str]] = field(default_factory=list)  # runs and logs whose first event is a later one
     _first: dict[str, tuple[str, str]] = field(default_factory=dict)  # of the pods in the log: kind and run
@@ -43,8 +43,9 @@ class Heard:
         for kind, time, pod, run, attempt, began in _EVENT.findall(text):
             if kind == "ended" and (failure := _failure(text)):
                 is_consequence, sentence = failure
-                self._failures.setdefault(is_consequence, sentence)
-                if not is_consequence:
+                if is_consequence:
+                    self._consequence = self._consequence or sentence
+                else:
                     self._causes.append((float(time), sentence))
             if kind == "started":
                 self._newest_start = max(self._newest_start, float(time))
@@ -65,7 +66,7 @@ class Heard:
     @property
     def failed(self) -> str | None:
         """What the first pod that failed ended with, which is the cause of the others' end where one knows it."""
-        return self._failures.get(False) or self._failures.get(True)
+        return self._causes[0][1] if self._causes else self._consequence
 
     @property
     def failed_for_good(self) -> list[str]:
