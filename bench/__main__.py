@@ -82,7 +82,7 @@ def programs(number: int) -> Iterator[list[str]]:
     yield ["verifier", "100000"]
     for workers in loading.WORKERS:
         yield ["loading", str(workers), "2"]
-    yield ["meeting", *(["10", "100"] if number == 1 else []), "1000"]
+    yield ["many_pods", *(["10", "100"] if number == 1 else []), "1000"]
 
 
 def _measure(program: list[str], number: int, results: Results) -> bool:

@@ -1,6 +1,6 @@
 """The meeting of N pods at one store, and the store's load while they wait, send heartbeats, and look for a failure.
 
-meeting [N ...]    one N after the other; by default SIZES
+many_pods [N ...]  one N after the other; by default SIZES
 
 The store, the rendezvous, the heartbeat, the handshake, and the search for a failure's cause are those of a job. The
 agents are threads of a few processes and start no ranks: a further thread takes the part of a rank in the handshake.

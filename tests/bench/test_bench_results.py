@@ -1,5 +1,6 @@
 """A file of results, and the goals that are judged by it."""
 
+import importlib.util
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +10,7 @@ import made
 import pytest
 
 from bench import goals, limit, report, results, sample
+from bench.__main__ import ROUNDS, programs
 from bench.results import Results
 from bench.sample import Sample
 
@@ -51,6 +53,11 @@ def test_it_is_read_as_it_was_written_and_what_is_none_is_refused(
     path.write_text(json.dumps(values))
     with pytest.raises(ValueError, match="no file of results"):
         results.load(path)
+
+
+def test_every_program_of_a_round_exists() -> None:
+    named = {program[0] for number in range(1, ROUNDS + 1) for program in programs(number)}
+    assert {name for name in named if not importlib.util.find_spec(f"bench.measure.{name}")} == set()
 
 
 def test_samples_are_found_among_other_output(capsys: pytest.CaptureFixture[str]) -> None:
