@@ -1,6 +1,8 @@
 """How an account's errors end a program: as exceptions, with exit codes where it asks for them, on all ranks."""
 
+import gc
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -288,6 +290,34 @@ def test_a_group_may_be_destroyed_within_the_account_once_all_is_proved(at: int,
             "train epoch 1 is not proved, and the program has called destroy_process_group(): call it after the end of "
             "the account's `with` statement\n"
         )
+
+
+def trains_with_checkpoints(folder: str) -> None:
+    with Account("t", epochs=1, anew=True) as account:
+        account.checkpoints(folder, {"model": torch.nn.Linear(1, 1)}).resume()
+        for _ in account.epoch("train", 1, account.loader(Noisy(N), batch_size=SIZE)):
+            account.commit()
+
+
+def forks_after_its_end(folder: str) -> int:
+    """The status of a process that is forked after a run, as the next run's workers are, and collects its garbage."""
+    gc.collect()
+    gc.disable()
+    trains_with_checkpoints(folder)
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    child = os.fork()
+    if not child:
+        signal.alarm(30)
+        gc.collect()
+        os._exit(0)
+    return os.waitpid(child, 0)[1]
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_garbage_of_a_run_does_no_harm_to_the_workers_of_the_next(tmp_path: Path, world: int) -> None:
+    found = run(world, forks_after_its_end, str(tmp_path))
+    assert [each["result"] for each in found] == [0] * world, found[0]["err"]
 
 
 def test_what_is_not_proved_is_an_exception() -> None:

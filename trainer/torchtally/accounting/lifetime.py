@@ -137,6 +137,7 @@ class Lifetime:
             self._reports.end(error)
         if self._exporter:
             self._exporter.close()
+        self._attempt.leave()
         self._leave_group()
         left = (
             f"run {self._attempt.run.run} of {self._task} is not proved: {type(error).__name__} has ended it before "

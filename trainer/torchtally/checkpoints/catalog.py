@@ -2,6 +2,7 @@
 
 import re
 import secrets
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -30,9 +31,9 @@ class Catalog:
             written.
     """
 
-    def __init__(self, storage: Storage, group: dist.ProcessGroup, pod: str):
+    def __init__(self, storage: Storage, group: Callable[[], dist.ProcessGroup], pod: str):
         self.storage, self._group, self._pod = storage, group, pod
-        self._start = on_rank_0(group, lambda: secrets.token_hex(4))
+        self._start = on_rank_0(group(), lambda: secrets.token_hex(4))
         self._number = 0
         self.damaged: list[str] = []
         self._skipped: set[str] = set()
@@ -53,11 +54,11 @@ class Catalog:
                 return str(error)
             return None
 
-        if failed := on_rank_0(self._group, write):
+        if failed := on_rank_0(self._group(), write):
             if dist.get_rank() == 0:
                 log.warning(f"no checkpoint can be written to {self.storage} now: {failed}")
             return
-        seen = on_all(self._group, lambda: None if token in self.names() else self._pod)
+        seen = on_all(self._group(), lambda: None if token in self.names() else self._pod)
         if dist.get_rank() == 0:
             self._remove(token)
         for rank, pod in enumerate(seen):
@@ -73,13 +74,13 @@ class Catalog:
         A call of all ranks. Raises on every rank: Refused for a checkpoint in a newer format, or if the folder may not
         be read; Volume if it cannot be read.
         """
-        names = sorted(filter(is_name, on_rank_0(self._group, self.names)), key=_number, reverse=True)
+        names = sorted(filter(is_name, on_rank_0(self._group(), self.names)), key=_number, reverse=True)
         self._number = max(map(_number, names), default=0)
         for name in names:
-            contents, wrong = on_rank_0(self._group, partial(self._contents, name))
+            contents, wrong = on_rank_0(self._group(), partial(self._contents, name))
             if contents:
                 manifest = manifest_of(contents)
-                wrong = next(filter(None, on_all(self._group, partial(self._wrong, name, manifest))), "")
+                wrong = next(filter(None, on_all(self._group(), partial(self._wrong, name, manifest))), "")
                 if not wrong:
                     return name, manifest
             self._skipped.add(name)

@@ -51,7 +51,7 @@ class Checkpoints(Rounds):
         local = self._storage.local and dist.get_rank() == 0
         self._held = Path(self._storage.root) if local else None
         group = new_group()
-        on_rank_0(group, lambda: in_use.hold(self._held) if self._held else None)
+        on_rank_0(group(), lambda: in_use.hold(self._held) if self._held else None)
         self._catalog = Catalog(self._storage, group, account.source.pod)
         self._catalog.check_shared()
         self._writer = Writer(self._storage, self._catalog, keep, own.device)
@@ -79,7 +79,7 @@ class Checkpoints(Rounds):
     def _load_newest(self) -> bool:
         found = self._catalog.newest()
         if not found:
-            there = any(map(checkpoint_file.is_name, on_rank_0(self._group, self._catalog.names)))
+            there = any(map(checkpoint_file.is_name, on_rank_0(self._group(), self._catalog.names)))
             others = "those of rank 0: pass of_rank_0=True" if there else None
             self._refuse_to_begin(self._catalog.damaged, others)
             return False
@@ -89,7 +89,7 @@ class Checkpoints(Rounds):
             raise Refused(f"the checkpoint {url} {other}")
         try:
             self._account.load_state_dict(manifest.account)
-            self._objects.load(self._storage.reader(name), self._group)
+            self._objects.load(self._storage.reader(name), self._group())
         except CheckpointException as error:
             raise Volume(f"the checkpoint {url} cannot be read: {cause_of(error)}") from None
         except Refused as error:

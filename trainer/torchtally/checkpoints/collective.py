@@ -7,17 +7,18 @@ from typing import Any
 import torch.distributed as dist
 
 from torchtally import exchange
+from torchtally.distributed import own_group
 from torchtally.errors import Refused, Volume
 
 # The errors that keep their type on the other ranks. Any other one becomes a RuntimeError there.
 _KNOWN: dict[str, type[Exception]] = {each.__name__: each for each in (Refused, Volume, OSError)}
 
 
-def new_group(timeout: timedelta | None = None) -> dist.ProcessGroup:
-    """Make a gloo group of all ranks, for the calls of one thread."""
+def new_group(timeout: timedelta | None = None) -> Callable[[], dist.ProcessGroup]:
+    """Make a gloo group of all ranks, for the calls of one thread. What this returns gives it, and does not keep it."""
     group = dist.new_group(backend="gloo", timeout=timeout)
     assert isinstance(group, dist.ProcessGroup)
-    return group
+    return own_group.unkept(group)
 
 
 def on_all(group: dist.ProcessGroup, function: Callable[[], Any]) -> list[Any]:

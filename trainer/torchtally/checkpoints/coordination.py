@@ -5,7 +5,7 @@
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -82,7 +82,7 @@ class Rounds(ABC):
         objects: Objects,
         where: str,
         every: float,
-        group: dist.ProcessGroup,
+        group: Callable[[], dist.ProcessGroup],
         reached: Path | None,
     ):
         self._account, self._objects, self._where, self.interval, self._group = account, objects, where, every, group
@@ -215,7 +215,7 @@ class Rounds(ABC):
     def _synchronize(self) -> None:
         rank = dist.get_rank()
         due = rank == 0 and time.monotonic() - self._saved >= self.interval
-        stop, asked, waits = self._stopping.exchange(self._group, due, self._busy)
+        stop, asked, waits = self._stopping.exchange(self._group(), due, self._busy)
         self._note_reached()
         if not waits:
             self._end()
@@ -258,7 +258,7 @@ class Rounds(ABC):
     def _resumes(self, path: str, attempt: int, epoch: int, position: int, consumed: int) -> None:
         """Take note of a loaded checkpoint of an `attempt`, and of what is lost after it. A call of all ranks."""
         reached = self._reached
-        lost: int = on_rank_0(self._group, lambda: reached.lost_since(attempt, consumed) if reached else 0)
+        lost: int = on_rank_0(self._group(), lambda: reached.lost_since(attempt, consumed) if reached else 0)
         self._account.discarded += lost
         if dist.get_rank() == 0:
             samples = f"; at least {lost} samples consumed after it are discarded" if lost else ""

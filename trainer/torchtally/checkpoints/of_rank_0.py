@@ -49,7 +49,7 @@ class CheckpointsOfRank0(Rounds):
         own, self._folder, self._keep = Objects(objects), Path(folder), keep
         own.whole()  # which refuses what cannot be saved
         group = new_group()
-        on_rank_0(group, lambda: in_use.hold(self._folder))
+        on_rank_0(group(), lambda: in_use.hold(self._folder))
         self._saved_at = time.time()
         self._failed = False  # on rank 0
         self._newest: Path | None = None  # that is written, on rank 0
@@ -92,11 +92,11 @@ class CheckpointsOfRank0(Rounds):
             payload = found.payload or b""
             return len(payload), str(found.path)
 
-        size, path = on_rank_0(self._group, read)
+        size, path = on_rank_0(self._group(), read)
         if not size:
             return False
         data = torch.frombuffer(bytearray(payload or bytes(size)), dtype=torch.uint8)
-        dist.broadcast(data, src=0, group=self._group)
+        dist.broadcast(data, src=0, group=self._group())
         try:
             state = checkpoint_file.load(data.numpy().tobytes())
             if other := self._objects.differ(state["kinds"]):
@@ -116,7 +116,7 @@ class CheckpointsOfRank0(Rounds):
             raise Refused(problem)
         objects, source = self._objects.whole(), self._account.source
         values = {f"{model}.{key}": objects[model][key] for model, key in self._objects.compared(objects)}
-        if wrong := conditions.unequal(values, self._objects.device, self._group):
+        if wrong := conditions.unequal(values, self._objects.device, self._group()):
             raise Refused(wrong)
         state = {
             "attempt": source.attempt or 0,
@@ -149,5 +149,5 @@ class CheckpointsOfRank0(Rounds):
         pass
 
     def _has_failed(self) -> bool:
-        failed: bool = on_rank_0(self._group, lambda: self._failed)
+        failed: bool = on_rank_0(self._group(), lambda: self._failed)
         return failed

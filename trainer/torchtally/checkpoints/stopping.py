@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from torchtally import events, exchange
+from torchtally.distributed import own_group
 from torchtally.errors import Stopped
 
 _SYNCHRONIZE_SECONDS = 1.0
@@ -82,8 +83,7 @@ class Asked:
         saved: Whether the program has taken a state on this rank since then.
     """
 
-    def __init__(self, everyone: dist.ProcessGroup) -> None:
-        self._everyone = everyone
+    def __init__(self) -> None:
         self._stopping: Stopping | None = None
         self.number = self._rank = 0
         self.saved = False
@@ -93,14 +93,14 @@ class Asked:
         self._stopping = self._stopping or Stopping()
         self._stopping.stepped()
         if not self.number and self._stopping.due:
-            [self.number] = self._stopping.exchange(self._everyone)
+            [self.number] = self._stopping.exchange(own_group.of_all())
             self._rank = self._stopping.rank
             self.saved = False
         return self.number > 0
 
     def end(self, source: events.Source, reached: tuple[int, int, int]) -> None:
         """End this start once all ranks have come so far: rank 0 may be writing. Raises Stopped on all of them."""
-        saved = any(exchange.all_gather(self.saved, self._everyone))
+        saved = any(exchange.all_gather(self.saved, own_group.of_all()))
         stop(self.number, self._rank, saved, source, reached)
 
     def close(self) -> None:

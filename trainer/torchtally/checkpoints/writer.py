@@ -111,15 +111,15 @@ class Writer:
     ) -> events.Saved | events.SaveFailed | Refused:
         """Write a checkpoint, in the thread. Every rank learns whether it is whole."""
         values = {f"{model}.{key}": state[model][key] for model, key in compared}
-        if wrong := conditions.unequal(values, self._device, self._group):
+        if wrong := conditions.unequal(values, self._device, self._group()):
             return Refused(wrong)
         writer, files = self._storage.writer(name)
         cause = self.saved = None
         try:
-            save(state, storage_writer=writer, process_group=self._group)
-            written = on_all(self._group, lambda: {name: asdict(file) for name, file in files.written.items()})
+            save(state, storage_writer=writer, process_group=self._group())
+            written = on_all(self._group(), lambda: {name: asdict(file) for name, file in files.written.items()})
             manifest.files.update((name, File(**file)) for each in written for name, file in each.items())
-            on_rank_0(self._group, lambda: self._write_manifest(name, manifest))
+            on_rank_0(self._group(), lambda: self._write_manifest(name, manifest))
         except CheckpointException as error:
             cause = cause_of(error)
         except OSError as error:

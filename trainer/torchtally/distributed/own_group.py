@@ -2,16 +2,36 @@
 
 import os
 import weakref
+from collections.abc import Callable
 from datetime import timedelta
 
 import torch.distributed as dist
 
 from torchtally.environment import call_seconds
+from torchtally.errors import Refused
 
 _LONGER = 10  # seconds than a handshake, which ends first: it can name the ranks that do not come
-# The default group then, and ours. A program that destroys its groups ends their threads only if nobody keeps them, and
-# threads that are left can abort Python at exit.
+# The default group then, and ours.
 _made: tuple["weakref.ref[dist.ProcessGroup]", "weakref.ref[dist.ProcessGroup]"] | None = None
+
+
+def unkept(group: dist.ProcessGroup) -> Callable[[], dist.ProcessGroup]:
+    """A function that returns `group`, which PyTorch alone keeps, until the program destroys its groups.
+
+    The group's threads end then. If something else keeps it, they can abort Python at exit. If garbage keeps it, a
+    worker of a DataLoader hangs or crashes once it collects that: a forked process does not have the threads.
+    """
+    kept = weakref.ref(group)
+
+    def found() -> dist.ProcessGroup:
+        if (there := kept()) is None:
+            raise Refused(
+                "the program has called destroy_process_group(): call it after the end of the account's `with` "
+                "statement"
+            )
+        return there
+
+    return found
 
 
 def of_all() -> dist.ProcessGroup:

@@ -57,18 +57,22 @@ class Membership:
     world: int  # number of those
     leads: bool  # whether this process prints for its peers
     first: int  # global rank of the first of those
-    everyone: dist.ProcessGroup  # of all processes, over gloo
+
+    @property
+    def everyone(self) -> dist.ProcessGroup:
+        """All processes, over gloo."""
+        return own_group.of_all()
 
     @classmethod
     def of(cls, group: dist.ProcessGroup | None) -> Self:
         """The place in `group` (default: of all processes). A collective call of all processes."""
+        own_group.of_all()  # made here
         ranks = dist.get_process_group_ranks(group)
         return cls(
             rank=dist.get_rank(group),
             world=len(ranks),
             leads=0 in ranks,
             first=min(ranks),
-            everyone=own_group.of_all(),
         )
 
 

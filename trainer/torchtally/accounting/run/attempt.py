@@ -263,6 +263,10 @@ class Attempt:
         if self.prints:
             proof_file.write_beside(self._path, kept_lines.lines(self.run.run), last)
 
+    def leave(self) -> None:
+        """Keep nothing of the program's process group."""
+        self._failures.close()
+
     def close(self) -> None:
         """End this start."""
         restart.release(self._path)

@@ -71,7 +71,7 @@ class Counting:
         self._steps = StepTime()
         self._meeting: Meeting | None = None  # once the run is known
         self.checkpoints: Rounds | None = None
-        self.asked = Asked(attempt.members.everyone)
+        self.asked = Asked()
         self.phase = next(iter(progress.given), "")
         self._counts = 0  # steps of named optimizers that are taken note of
         self._proved = 0  # epochs of this attempt
