@@ -25,7 +25,7 @@ from torchtally.pod import failure
 from torchtally.proof.contract import Contract
 
 KILLED = 9
-Evaluated = Literal["never", "first", "each epoch", "last"]
+Evaluated = Literal["never", "first", "each epoch", "twice an epoch", "last"]
 Saved = Literal["by hand", "by hand after the epoch", "checkpoints"]
 Mistake = Literal["leaves an epoch", "skips a batch", "commits late", "loads no state"]
 MISTAKES = get_args(Mistake)
@@ -115,7 +115,8 @@ def _trains(program: Program, number: int, attempt: Attempt, folder: Path, rank:
     fresh = by_hand and not file.exists()
     plan: dict[str, Any] = {"train": program.plan}
     if program.evaluated != "never":
-        plan["test"] = program.plan if program.evaluated == "each epoch" and isinstance(program.plan, int) else 1
+        times = {"each epoch": 1, "twice an epoch": 2}.get(program.evaluated)
+        plan["test"] = program.plan * times if times and isinstance(program.plan, int) else 1
     with Account(task="random", plan=plan, seed=program.seed, anew=fresh) as account:
         loader = account.loader(
             Noisy(program.n),
@@ -142,6 +143,11 @@ def _trains(program: Program, number: int, attempt: Attempt, folder: Path, rank:
                 loop.train(epoch, loader)
             if tests and program.evaluated == "each epoch" and epoch <= account.plan["test"]:
                 loop.evaluate(epoch, tests)
+            if tests and program.evaluated == "twice an epoch" and epoch <= account.plan["train"]:
+                for _ in range(2):
+                    sum(1 for _ in tests)
+                    if program.saved == "by hand after the epoch":
+                        save()
             if program.saved == "by hand after the epoch":
                 save()
         if tests and program.evaluated == "last":

@@ -161,3 +161,60 @@ def test_several_evaluations_in_an_epoch_may_be_interrupted() -> None:
         assert (resumed["code"], resumed["result"]) == (0, expected["result"]), (dies, resumed["err"])
         verdict = verified([killed], [resumed])
         assert verdict.holds, verdict.problems
+
+
+PLACES = ("before", "within", "after", "last")
+
+
+def evaluates_by_the_loader(saved: Any, places: tuple[str, ...], dies: tuple[int, str]) -> Any:
+    """Evaluates at these places of each epoch, saves after an evaluation, and ends there as if killed."""
+    training, evaluated = Scheduled(), []
+    account = Account(task="t", plan={"train": 3, "test": 3 * len(places)}, anew=not saved).__enter__()
+    loader = account.loader(Noisy(N), "train", batch_size=SIZE)
+    tests = account.loader(Noisy(TESTS), "test", batch_size=SIZE, shuffle=False, trains=False)
+    if saved:
+        account.load_state_dict(saved["account"])
+        training.take_up(saved)
+
+    def is_killed(epoch: int, place: str) -> bool:
+        if place in places and sum(len(rows) for rows, _ in tests):
+            evaluated.append((epoch, place))
+        return (epoch, place) == dies
+
+    def state() -> Any:
+        return {"account": account.state_dict(), **training.states}, evaluated
+
+    for epoch in account.epochs():
+        if is_killed(epoch, "before"):
+            return state()
+        for batch in account.epoch("train", epoch, loader):
+            training.backward(*batch.data)
+            training.step()
+            account.commit()
+            if batch.step == 4 and is_killed(epoch, "within"):
+                return state()
+        if is_killed(epoch, "after") or is_killed(epoch, "last"):
+            return state()
+        training.scheduler.step()
+        if is_killed(epoch, "end"):
+            return state()
+    account.__exit__(None, None, None)
+    return training.outcome, evaluated
+
+
+def all_kills_by_the_loader(places: tuple[str, ...]) -> list[Any]:
+    """Dies after each evaluation but the last of a body, and at its end; returns where the next start is not right."""
+    expected, others = evaluates_by_the_loader(None, places, (0, "")), []
+    for dies in [(epoch, place) for epoch in (1, 3) for place in (*places[:-1], "end")]:
+        saved, made = evaluates_by_the_loader(None, places, dies)
+        outcome, rest = evaluates_by_the_loader(saved, places, (0, ""))
+        if (outcome, made + rest) != expected:
+            others.append((dies, made, rest))
+    assert len(expected[1]) == 3 * len(places)
+    return others
+
+
+@pytest.mark.parametrize("places", [("after", "last"), ("before", "within", "last"), PLACES], ids=str)
+def test_an_evaluation_that_is_made_is_not_made_again_by_its_loader(places: tuple[str, ...]) -> None:
+    found = alone(all_kills_by_the_loader, places)
+    assert (found["code"], found["result"]) == (0, []), found["err"]

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import programs
+import pytest
 from hypothesis import example, given, note, settings
 from hypothesis import strategies as st
 from programs import Attempt, Ended, Program
@@ -28,6 +29,7 @@ def drawn(draw: st.DrawFn, mistakes: bool = False) -> Program:
             st.builds(Tokens, st.integers(1, 300), st.just(4)),
         )
     )
+    evaluated = ["never", "first", "each epoch", "last", *["twice an epoch"] * isinstance(plan, int)]
     worlds = st.sampled_from([1, 2, 3])
     batches = st.sampled_from([2, 3, 7])
     if isinstance(plan, Steps):  # the plan counts in steps of one size
@@ -41,7 +43,7 @@ def drawn(draw: st.DrawFn, mistakes: bool = False) -> Program:
         contract=draw(st.sampled_from(["exact", "exact", "padded", "drop_last"])),
         dropped=draw(st.just(frozenset()) | st.frozensets(st.integers(0, n - 1), max_size=n // 2)),
         accumulate=accumulate,
-        evaluated=draw(st.sampled_from(["never", "first", "each epoch", "last"])),
+        evaluated=draw(st.sampled_from(evaluated)),
         saved=draw(st.sampled_from(["by hand", "by hand after the epoch", "checkpoints"])),
         saves=draw(st.integers(1, 5)),
         explicit=draw(st.booleans()),
@@ -104,17 +106,32 @@ LAST = Attempt(2, 3)
 @example(replace(PLAIN, n=32, contract="drop_last", weighed=True, attempts=(Attempt(3, 7, 2), Attempt(2, 7))))
 @example(replace(PLAIN, n=32, contract="padded", weighed=True, attempts=(Attempt(3, 7, 2), Attempt(2, 7))))
 @example(replace(PLAIN, plan=Tokens(150, 4), attempts=(Attempt(2, 3, 7), Attempt(3, 3))))
+# A state between the two evaluations of an epoch.
+@example(replace(PLAIN, evaluated="twice an epoch", saved="by hand after the epoch", attempts=(Attempt(3, 3, 5), LAST)))
 @settings(max_examples=EXAMPLES)
 def test_a_program_without_a_mistake_is_proved_through_any_kills(program: Program) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         last = programs.run(program, folder)
         note(last.err)
-        if program.contract == "padded" and "has repeated samples" in last.err:
+        if program.contract == "padded" and "has repeated" in last.err:
             assert {*last.codes} == {2} and not verdict(folder).last
             return
         assert {*last.codes} == {0}
         judged(program, last, folder)
+
+
+@pytest.mark.parametrize(("n", "last"), [(32, LAST), (31, Attempt(4, 2)), (31, Attempt(3, 5)), (31, Attempt(2, 7))])
+def test_repeated_samples_count_at_any_ranks_that_repeat_as_many(n: int, last: Attempt, tmp_path: Path) -> None:
+    """The state is that of the last step of an epoch, in which 3 ranks have repeated 1 of 32 samples, or 2 of 31."""
+    program = replace(PLAIN, n=n, contract="padded", weighed=True, attempts=(Attempt(3, 7, 2), last))
+    found = programs.run(program, tmp_path)
+    if (n, last.world) == (31, 2):
+        assert {*found.codes} == {2}
+        assert "has repeated 2 samples, as its contract is padded, and 2 ranks cannot count these" in found.err
+    else:
+        assert {*found.codes} == {0}, found.err
+        judged(program, found, tmp_path)
 
 
 @given(drawn(mistakes=True))

@@ -16,10 +16,12 @@ class Unfinished(Guard):
     def __init__(self, gradients: Gradients, excused: Callable[[], bool]) -> None:
         self._gradients, self._excused = gradients, excused
         self._run: str | None = None  # the one that was left
+        self._seen = 0  # parameters that it has looked at
 
     def problem(self) -> str | None:
         trained = self._gradients.trained
-        if _left and self._run is None:
+        if _left and self._run is None and len(trained) > self._seen:
+            self._seen = len(trained)
             self._run = next((run for run, left in _left.items() if _has_one(left, trained)), None)
         if self._run is None or self._excused():
             return None

@@ -7,7 +7,7 @@ before, or the program says that it has put them back.
 
 import functools
 import weakref
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from itertools import count
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch.optim.optimizer import Optimizer
 
 from torchtally import compat
 from torchtally.accounting.ledger.batch_in_flight import Handed
+from torchtally.accounting.ledger.beside import Beside
 from torchtally.accounting.ledger.epoch_in_progress import EpochInProgress
 from torchtally.accounting.ledger.open_epochs import Open
 from torchtally.accounting.ledger.optimizer_gradients import READ, Named
@@ -36,6 +37,7 @@ SKIPPED = (
     "backward pass, or optimizer.zero_grad() after it"
 )
 REPEATED = "batches of {} were trained by several steps"
+OUTSIDE = "an optimizer has stepped outside the loops, with gradients of no batch"
 ANEW = "an epoch of {} has trained none of the parameters of the epoch before"
 Trained = dict[int, "weakref.ref[Tensor]"]
 _FACTORS = {"MulBackward0", "DivBackward0", "WhereBackward0", "NanToNumBackward0"}
@@ -49,11 +51,13 @@ class Gradients:
     Attributes:
         open: The epochs in progress of each phase.
         weights: What steps leave.
+        beside: What steps use beside batches.
         trained: The parameters of optimizers that have stepped with the gradients of a batch, by `id()`.
     """
 
     def __init__(self) -> None:
         self.open, self.weights = Open(), Weights()
+        self.beside = Beside(self.open)
         self.trained: Trained = {}
         self._named: list[Named] = []
         self._out: list[Handed] = []  # handed out, and neither counted nor dropped for good
@@ -106,6 +110,7 @@ class Gradients:
             elif own := named.reference():
                 type(own).zero_grad(own, *arguments, **options)
             named.sought = {}
+            self.beside.look()
             waiting = [each for each in named.held if not each.counted]
             self._clear(named)
             for other in self._named:  # of the same parameters
@@ -140,9 +145,14 @@ class Gradients:
         """Whether a batch of an epoch has a loss."""
         return any(each.weighed and each.epoch is epoch for each in self._out)
 
+    def enter(self, epoch: EpochInProgress) -> None:
+        """Take note that the loop is at a batch of an epoch."""
+        self.beside.enter(epoch, self._named)
+
     def leave(self, batch: Handed) -> None:
         """Take note that the loop has left an epoch at this batch, perhaps after a look at it."""
         batch.left = not batch.weighed
+        self.beside.leave(batch.epoch)
 
     def forget(self, epoch: EpochInProgress) -> None:
         """Let go of the batches of an epoch, which has not begun yet after all."""
@@ -162,6 +172,7 @@ class Gradients:
                 "normalized=True where the loop normalizes it over all ranks"
             )
         self._last = batches
+        self.enter(batches[-1].epoch)
         for each in batches:
             each.weighed = True
         (share,) = shares
@@ -281,10 +292,11 @@ class Gradients:
                 )
         return tuple(waiting)
 
-    def _passes(self, batches: Iterable[Handed]) -> None:
+    def _passes(self, batches: Sequence[Handed]) -> None:
         """A backward pass reaches the loss of these batches, perhaps after other losses that it adds up."""
         before, self._pass = self._pass, compat.backward_number()
         if self._pass != before:
+            self.enter(batches[-1].epoch)
             for named in self._named:
                 if named.sought or named.held or named.used or named.ready:
                     self._look_back(named)
@@ -362,6 +374,7 @@ class Gradients:
 
     def _will_step(self, named: Named, optimizer: Optimizer) -> None:
         self.weights.will_step(optimizer, replicated=named.replicated, last=self.open.ends)
+        self.beside.step(named)
         if named.sought:
             named.find() if self._passing else named.find_by_hand()
         self._look(named)
@@ -392,11 +405,14 @@ class Gradients:
                 each.counted = True
                 each.epoch.decide(each.step)
             named.held.pop(each, None)
+        # At a rate of 0, PyTorch's checkpoints let an optimizer make its state.
+        changes = not left_out and any(group.get("lr") != 0 for group in optimizer.param_groups)
+        if changes and not ready:
+            self.open.touch()
+        alone = changes and not (ready or self._cleared or self.weights.blind)
         if self._cleared and not left_out:
             self._drop()
-        # At a rate of 0, PyTorch's checkpoints let an optimizer make its state.
-        if not ready and any(group.get("lr") != 0 for group in optimizer.param_groups):
-            self.open.touch()  # after the drop: only batches with gradients wait for a step
+        self.beside.step(named, alone=alone)
         self.weights.has_stepped(optimizer, {each.epoch.phase for each in ready})
 
     def _look(self, named: Named) -> None:

@@ -60,12 +60,12 @@ class Open(defaultdict[str, OpenEpochs]):
     """The epochs in progress of each phase.
 
     Attributes:
-        evaluated: Names of those that do not train, and in which an optimizer has stepped nevertheless.
+        evaluated: Where an optimizer has stepped with what does not train, for a sentence.
     """
 
     def __init__(self) -> None:
         super().__init__(OpenEpochs)
-        self.evaluated: set[str] = set()
+        self.evaluated: str | None = None
 
     @property
     def all(self) -> list[EpochInProgress]:
@@ -73,9 +73,14 @@ class Open(defaultdict[str, OpenEpochs]):
         return [each for epochs in self.values() for each in epochs]
 
     @property
-    def pending(self) -> bool:
-        """Whether a batch is handed out that steps count, and none has."""
-        return any(each.trains and each.handed > each.counted for each in self.all)
+    def pending(self) -> list[EpochInProgress]:
+        """Those that train, with a batch that is handed out and does not count yet."""
+        return [each for each in self.all if each.trains and each.handed > each.counted]
+
+    @property
+    def evaluation(self) -> EpochInProgress | None:
+        """The first one that does not train, if the loop has a batch of it."""
+        return next((each for each in self.all if not each.trains and each.handed > each.counted), None)
 
     @property
     def ends(self) -> bool:
@@ -86,5 +91,3 @@ class Open(defaultdict[str, OpenEpochs]):
         """An optimizer has stepped with the gradients of no batch."""
         for each in self.all:
             each.touched = True
-        if not self.pending:
-            self.evaluated.update([each.name for each in self.all if each.handed > each.counted][:1])

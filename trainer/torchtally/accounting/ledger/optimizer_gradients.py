@@ -109,12 +109,16 @@ class Named:
 
     def is_zeroed(self) -> bool:
         """Whether gradients are all zero, as `model.zero_grad(set_to_none=False)` leaves them."""
-        grads = self.gradients
-        if any(grad.is_cuda for grad in grads) and self.reads == READ:
+        if any(grad.is_cuda for grad in self.gradients) and self.reads == READ:
             return False
-        found = any(bool(grad.any()) for grad in grads)
+        found = not self.are_zero
         self.reads += found and self.reads < READ
         return not found
+
+    @property
+    def are_zero(self) -> bool:
+        """The same without a limit: on a GPU, that waits for it."""
+        return not any(bool(grad.any()) for grad in self.gradients)
 
 
 def _tensors(mark: Mark) -> list[int | None]:

@@ -20,25 +20,27 @@ def place(position: Position, shard: Shard, batch: int) -> tuple[int, int]:
     """From which position on the ranks share the samples, and how many steps they skip from there.
 
     The same ranks continue with their shards. Others, or other batches, share out what is left. So do the same ranks if
-    samples are dropped: of these it is known how many there are, and not which rank had them.
+    samples are dropped: of these it is known how many there are, and not which rank had them. If the last step has
+    repeated samples, the ranks share out what ends with as many: a sample of each, in a step that is made.
     """
     if _is_shared_out(position, shard.world, batch):
         return position.start, position.steps
-    return min(_consumed(position, shard), shard.n), 0
+    if (consumed := _consumed(position, shard)) <= shard.n:
+        return consumed, 0
+    return max(0, min(consumed - shard.world, shard.n)), 1
 
 
 def problem(name: str, position: Position, shard: Shard, batch: int) -> str | None:
     """Why an epoch cannot continue at this position with the ranks and batches of today."""
-    if (
-        position.drawn is None
-        and _consumed(position, shard) > shard.n
-        and not _is_shared_out(position, shard.world, batch)
-    ):
-        same = f"with {position.world} ranks and {position.batch} samples a step in all, or "
+    if position.drawn is not None or _is_shared_out(position, shard.world, batch):
+        return None
+    repeated = _consumed(position, shard) - shard.n
+    if repeated > 0 and (position.dropped or repeated >= shard.world or shard.n + repeated < shard.world):
+        more = f"with {max(repeated + 1, 2)} to {shard.n + repeated} ranks, or "
         return (
-            f"{name}: the last step of the epoch has repeated samples, as its contract is {shard.contract}, and only "
-            f"the ranks that made it can count these: continue {'' if position.dropped else same}from a state between "
-            "two epochs"
+            f"{name}: the last step of the epoch has repeated {repeated} samples, as its contract is {shard.contract}, "
+            f"and {shard.world} ranks cannot count these: continue {'' if position.dropped else more}from a state "
+            "between two epochs"
         )
     return None
 

@@ -111,7 +111,7 @@ class PhaseState:
         since, position, ranks = self.worlds[-1] if self.worlds else (0, 0, 0)
         if (position if since == epoch else 0, ranks) == (start, world):
             return self
-        others = (each for each in self.worlds if each[:2] != (epoch, start))
+        others = (each for each in self.worlds if each[:2] < (epoch, start))
         return replace(self, worlds=(*others, (epoch, start, world)))
 
     def after(self, line: Mapping[str, Any]) -> Self:
@@ -161,6 +161,8 @@ class State:
     phases: Mapping[str, PhaseState]  # those that have begun
     # The epoch in whose batch loop the state was made, if the phases do not show it: a resume finishes its body.
     unfinished: Epochs | None = None
+    # The epoch in whose body it was made, and the evaluations that this body has made outside of its batch loops.
+    evaluated: tuple[Epochs, Mapping[str, tuple[Whole, ...]]] | None = None
     weights: tuple[Hash, ...] = ()  # a few parameters of the same moment
     caveats: tuple[str, ...] = ()  # what the run's last line says beside its proof
 

@@ -152,10 +152,10 @@ class Weights:
 
     def will_step(self, optimizer: Optimizer, *, replicated: bool, last: bool) -> None:
         """Before a step of a named optimizer; `last` if the loop has all batches of an epoch."""
-        if not self.asked:
-            return
         if torch.compiler.is_compiling() or compat.captures():
             self.blind = True
+            return
+        if not self.asked:
             return
         if self._stepping not in (None, optimizer):  # within the step of another, it has the same parameters
             return

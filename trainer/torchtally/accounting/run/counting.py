@@ -18,7 +18,7 @@ from torchtally.accounting.guards.apart import Apart
 from torchtally.accounting.guards.guards import Guards
 from torchtally.accounting.ledger.batch_in_flight import Handed
 from torchtally.accounting.ledger.epoch_in_progress import EpochInProgress
-from torchtally.accounting.ledger.gradients import Gradients
+from torchtally.accounting.ledger.gradients import OUTSIDE, Gradients
 from torchtally.accounting.order import randomness
 from torchtally.accounting.proofs.printing import emit_last
 from torchtally.accounting.proofs.proving import enforce, prove
@@ -89,7 +89,7 @@ class Counting:
             trains = self._phases.training.get(phase)
             within, beyond = epoch is not None or self._progress.body.within, None
             if epoch is None:
-                epoch = self._progress.upcoming(phase) if trains else self._progress.completed(phase) + 1
+                epoch = (self._progress.upcoming if trains else self._progress.evaluation)(phase)
                 beyond = self._phases.beyond(phase, epoch) if trains and self.gradients.watches else None
             if beyond and self._progress.stopped is None:
                 yield from self._beyond(phase, epoch, batches, beyond)
@@ -162,6 +162,8 @@ class Counting:
             batch = current.hand_out(known)
             if current.weighed:
                 self.gradients.hand_out(batch)
+            if self.gradients.watches and self._is_loop:
+                self.gradients.enter(current)
             self.phase = phase
             self._randomness = seed + current.schedule.position(batch.step)
             if not seeded:
@@ -175,9 +177,10 @@ class Counting:
             self.final.check()
             self.catch_up()
             if current.stopped:
-                return
+                break
             if not current.trains:
                 current.commit()
+        self.gradients.beside.leave(current)
         if current.handed < current.total:
             raise Unproven(
                 f"{current.name} is not proved: the loader ended after {current.handed} of {current.total} steps"
@@ -209,9 +212,14 @@ class Counting:
     def catch_up(self) -> None:
         """Take note of the steps of optimizers, and prove what is complete. A call of all ranks, between two steps."""
         self._note_steps()
-        if threading.current_thread() is (self._committing or threading.main_thread()):
+        if self._is_loop:
             for phase in [*self._open]:
                 self._prove_decided(phase, overdue=0)
+
+    @property
+    def _is_loop(self) -> bool:
+        """Whether this is the thread that trains."""
+        return threading.current_thread() is (self._committing or threading.main_thread())
 
     def _prove_decided(self, phase: str, *, overdue: int, again: bool = False, ends: bool = False) -> None:
         """Prove a phase's epochs that are decided on all ranks, and the first ones that are `overdue` on any.
@@ -251,6 +259,8 @@ class Counting:
 
     def _note_steps(self) -> None:
         """Take note of what optimizers have stepped since the last call. Not a call of all ranks."""
+        if self.gradients.beside.outside:
+            self._guards.say([OUTSIDE])
         if self._counts == self.gradients.counts or threading.current_thread() is not self._committing:
             return
         self._counts = self.gradients.counts
@@ -285,8 +295,7 @@ class Counting:
                 raise Refused(f"commit() must receive a batch of an epoch in progress that trains, not {batch!r}")
             current.commit_upto(batch)
         if not batches:
-            pending = [each for each in self._open.all if each.trains and each.handed > each.counted]
-            if not pending:
+            if not (pending := self._open.pending):
                 raise Refused(
                     "commit() has no batch to count: none is handed out and not committed; a loop that fetches "
                     "ahead must pass the batch: commit(batch)"

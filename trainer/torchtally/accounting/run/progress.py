@@ -1,7 +1,7 @@
 """How far the phases of a run are, over all its starts, and how far they have to go."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -27,12 +27,15 @@ class Body:
         loaded: Epoch of a loaded state, if the rest of its body still has to run.
         rest: The first epoch after a resume, of whose body a part may be made.
         begun: Number of bodies that have begun.
+        evaluated: The epoch of a loaded state's body, and the evaluations that it has made outside of its batch loops.
     """
 
     def __init__(self) -> None:
         self.loaded: int | None = None
         self.rest: int | None = None
         self.begun = 0
+        self.evaluated: tuple[int, Mapping[str, Sequence[int]]] | None = None
+        self._evaluations: dict[str, list[int]] = {}  # by phase: those that have begun outside of the batch loops
         self._epoch: int | None = None  # the one that `Account.epochs` has yielded
         self._loops: dict[object, int] = {}  # the batch loops in progress, with the epochs of their phases
 
@@ -48,10 +51,30 @@ class Body:
             return self.loaded
         return max(self._loops.values()) if self._epoch is None else self._epoch
 
+    def evaluation(self, phase: str, upcoming: int) -> int:
+        """The epoch of a phase that does not train: those that a body has made come first if it is begun again."""
+        if self._epoch is None or self._loops:
+            return upcoming
+        begun = self._evaluations.setdefault(phase, [])
+        loaded, made = self.evaluated or (None, {})
+        again = made.get(phase, ()) if loaded == self._epoch else ()
+        begun.append(again[len(begun)] if len(begun) < len(again) else upcoming)
+        return begun[-1]
+
+    def evaluations(self, completed: Callable[[str], int]) -> tuple[int, Mapping[str, tuple[int, ...]]] | None:
+        """What a state has as `evaluated`."""
+        if self._epoch is None:
+            return self.evaluated
+        made = {
+            phase: [each for each in begun if each <= completed(phase)] for phase, begun in self._evaluations.items()
+        }
+        found = {phase: tuple(numbers) for phase, numbers in made.items() if numbers}
+        return (self._epoch, found) if found else None
+
     @contextmanager
     def epoch(self, number: int) -> Iterator[None]:
         """The context in which the program runs the body of this epoch."""
-        self._epoch, self.begun = number, self.begun + 1
+        self._epoch, self.begun, self._evaluations = number, self.begun + 1, {}
         try:
             yield
             self.loaded = None  # the first epoch that a resume yields
@@ -111,6 +134,10 @@ class Progress:
             if self.was_complete(phase, epoch := min(self.body.rest, self.epochs[phase])):
                 return epoch
         return self.completed(phase) + 1
+
+    def evaluation(self, phase: str) -> int:
+        """The epoch of a phase that does not train whose batches come next."""
+        return self.body.evaluation(phase, self.completed(phase) + 1)
 
     def end(self, phase: str, epoch: int) -> int | None:
         """The position before which an epoch ends, if not that of its order."""
@@ -182,7 +209,10 @@ class Progress:
         for phase, plan in self._plan.items():
             planned = self._planned(phase)
             due = epoch if planned == self._last or (phase not in evaluates and planned == trained) else 0
-            due = epoch // plan.epochs if isinstance(plan, Every) else due
+            if isinstance(plan, Every):
+                due = epoch // plan.epochs
+            elif phase in evaluates and trained and planned % trained == 0:  # equally many in each epoch
+                due = epoch * (planned // trained)
             if self._made(phase) < min(due, planned):
                 found.append(phase)
         return found
@@ -236,6 +266,7 @@ class Progress:
             extents=self.extents,
             stopped=self.stopped,
             unfinished=self._unfinished,
+            evaluated=self.body.evaluations(self.completed),
             phases=phases,
         )
 
@@ -260,7 +291,7 @@ class Progress:
         self.waiting = Counter({name: len(phase.ahead) for name, phase in self.phases.items()})
         self.loaded, self.stopped = loaded, loaded.stopped
         self.extents = {} if self.grown_from else dict(loaded.extents)
-        self.body.loaded = loaded.unfinished
+        self.body.loaded, self.body.evaluated = loaded.unfinished, loaded.evaluated
 
     @property
     def grown_from(self) -> Mapping[str, Any] | None:
