@@ -11,6 +11,7 @@ from torchtally.page.chart import HOW_TO_ZOOM, Chart, Row, coloured
 from torchtally.page.markup import Html, details, element, table
 from torchtally.record.sentences import date, duration
 from torchtally.verifier.outcome import Outcome
+from torchtally.verifier.phrasing import counted
 
 TITLE = "Observed training"
 _FAULT, _NOTE, _RIGHT, _OPEN, _UNSEEN = "fault", "note", "as expected", "not judged", "no line in these logs"
@@ -113,7 +114,7 @@ def _map(loader: Observed, name: str) -> Chart:
         layers.append(shard_map.cross_layer(ranks, _FAULT))
     return Chart(
         name=name,
-        label=f"Shard map of {loader.loader}: {ranks} ranks over {passes} passes.",
+        label=f"Shard map of {loader.loader}: {counted(ranks, 'rank')} over {passes} pass{'es' * (passes != 1)}.",
         height=shard_map.height(ranks),
         spec={"layer": layers},
         rows={"cells": cells},

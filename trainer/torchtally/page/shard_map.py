@@ -9,6 +9,7 @@ from typing import Any
 from torchtally.page.chart import Chart, Row, Spec, coloured, restarts, zoom
 from torchtally.page.wrong import DROPPED, EXACT, UNCHECKED, WRONG, Place, doubted, places, state_of
 from torchtally.proof.line import TallyLine
+from torchtally.verifier.phrasing import counted
 from torchtally.verifier.problem import Block
 from torchtally.verifier.verdict import Verdict
 
@@ -67,7 +68,7 @@ def chart(verdict: Verdict, phase: str, began_again: list[Row]) -> Chart:
         layers.append(restarts("where"))
     return Chart(
         name=f"map-{[*lines[0].plan].index(phase)}",
-        label=f"Shard map of the phase {phase}: {ranks} ranks over {epochs} epochs.",
+        label=f"Shard map of the phase {phase}: {counted(ranks, 'rank')} over {counted(epochs, 'epoch')}.",
         height=height(ranks),
         spec={"layer": layers, "resolve": {"scale": {"color": "independent", "shape": "independent"}}},
         rows={"cells": [asdict(cell) for cell in cells], "marks": marks, "restarts": began_again},

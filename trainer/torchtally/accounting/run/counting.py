@@ -180,7 +180,7 @@ class Counting:
                 current.commit()
         if current.handed < current.total:
             raise Unproven(
-                f"{current.name} is not proved: the loader ended after {current.handed} of {current.total} steps"
+                f"{current.name} is not proved: the loader ended after step {current.handed} of {current.total}"
             )
         # The last batches of a loop that fetches ahead, or accumulates, count after the end.
         if not current.trains and current in self._open.all:
