@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from seen import N
 
 from torchtally.commands.verify import main
-from torchtally.observed import judge, sets
+from torchtally.observed import judge, sets, shares
 from torchtally.observed.judge import Observation
 from torchtally.observed.line import Samples
 from torchtally_observer import loaders, sketch
@@ -217,7 +217,7 @@ def test_an_estimate_is_within_its_error(share: float) -> None:
     for seed in range(40):
         kept = random.Random(seed).sample(range(n), round(n * (1 - share)))
         lost = sets.whole(n).bits & ~_samples(kept, n).bits
-        amount = sets.Amount(lost.bit_count(), 1024, n)
+        amount = shares.Amount(lost.bit_count(), 1024, n)
         misses += abs(amount.share - share) > amount.error
     assert misses <= 6  # two standard errors: 1 of 20 beyond
 

@@ -8,8 +8,7 @@ from torchtally.observed import causes, sets
 from torchtally.observed.causes import Lines
 from torchtally.observed.data import Data
 from torchtally.observed.finding import Finding, Sign, fault, note, numbers, ranks, right
-from torchtally.observed.sets import Amount
-from torchtally.observed.shares import Shares
+from torchtally.observed.shares import Amount, Shares
 
 _SOME = 0.02  # of the samples that are looked at: less can be chance
 _SAMPLER = (
