@@ -1,6 +1,6 @@
 """The local runner: what the training operator does in a cluster, on one machine.
 
-manifest     the documents of a file, and the job to run (trainjob: a TrainJob; nested_jobs: a job inside another object)
+manifest     the documents of a file, and the job to run (trainjob: a TrainJob; nested_jobs: inside another object)
 schema       errors that the API server would report: wrong types, fields that do not exist
 webhook      errors that the operator's validation would report, in its words
 job          the job under the operator's defaults, and its pods

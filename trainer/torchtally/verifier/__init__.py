@@ -1,6 +1,6 @@
 """The verifier: judges runs from their lines alone, and names every reason against a proof. Imports numpy, never torch.
 
-log              finds tally lines and last lines in logs (log_file: of any encoding; log_events: what their events tell)
+log              finds tally lines and last lines in logs (log_file: of any encoding; log_events: its events)
 line_groups      holds the lines of an epoch's ranks together, in little memory
 container_logs   extracts a program's lines from the formats of container runtimes and log collectors
 expected         the samples that each rank should have consumed
