@@ -95,11 +95,9 @@ class Objects:
 
     def differ(self, saved: Mapping[str, str]) -> str | None:
         """What a checkpoint with objects of these kinds has, unless they are those of these objects."""
-        return (
-            None
-            if saved == self.kinds
-            else f"holds {saved} and the objects are {self.kinds}: pass those that it was saved with"
-        )
+        if saved == self.kinds:
+            return None
+        return f"holds {saved} and the objects are {self.kinds}: pass those that it was saved with"
 
     def state(self, whole: bool = True, *, loads: bool = False) -> State:
         """The states of all objects, which share memory with them. A call of all ranks.

@@ -112,7 +112,7 @@ def _check(document: dict[str, Any]) -> list[str]:
     if errors:
         raise Refused(f"{_title(document)} is invalid: {webhook.aggregate(errors)}")
     if not document["spec"]["pytorchReplicaSpecs"]:
-        raise Refused(f"{_title(document)} has no replicas: spec.pytorchReplicaSpecs is empty")
+        raise Refused(f"{_title(document)} has no replicas: spec.pytorchReplicaSpecs is empty, and needs a Master")
     return warnings
 
 

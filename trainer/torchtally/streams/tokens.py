@@ -56,8 +56,8 @@ class TokenFiles(Shards):
         for url, size in zip(urls, self._files.sizes, strict=True):
             if size % self._dtype.itemsize:
                 raise Refused(
-                    f"{url} has {size} bytes, which are not whole tokens of {dtype}: pass the dtype of the file, or copy it "
-                    "again"
+                    f"{url} has {size} bytes, which are not whole tokens of {dtype}: pass the dtype of "
+                    "the file, or copy it again"
                 )
         tokens = [size // self._dtype.itemsize for size in self._files.sizes]
         rows = [max(0, each - 1) // block for each in tokens]

@@ -195,8 +195,8 @@ class Gradients:
                 raise Refused(f"{batch.place}: holds() must receive a batch with a loss; this one {how}")
             if not there:
                 raise Refused(
-                    f"{batch.place}: holds() must come once its gradients are there, and none are: call it before "
-                    "the step, after the loop has put them there"
+                    f"{batch.place}: holds() must come once its gradients are there, and none are: call it after "
+                    "the loop has put them there, before the step"
                 )
             self._cleared.pop(batch, None)
             for optimizer in there:

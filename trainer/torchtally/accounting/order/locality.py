@@ -42,8 +42,8 @@ class Locality:
             raise Refused(f"the sizes of the shard files must be {error}") from None
         if sizes.total != n:
             raise Refused(
-                f"the sizes of the shard files add up to {sizes.total}, and the dataset has {n} samples: give the number of "
-                "samples of each file"
+                f"the sizes of the shard files add up to {sizes.total}, and the dataset has {n} samples: give each "
+                "file's number of samples"
             )
         return LocalOrder(window, lanes, sizes)
 

@@ -154,8 +154,8 @@ class Counting:
                 raise Refused(f"{current.name}: the loader has more batches; its batch_size must be the sampler's")
             if current.begun_again:
                 raise Refused(
-                    f"{current.name}: the loop has begun it again, and continues with its first iterator: after iter(), "
-                    "take batches of the new one only"
+                    f"{current.name}: the loop has begun it again, and continues with its first iterator: after "
+                    "iter(), take batches of the new one only"
                 )
             if self.checkpoints and current.trains and not current.repeats:
                 self._before_batch(self.checkpoints, current)
