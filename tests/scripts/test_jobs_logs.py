@@ -295,7 +295,7 @@ def test_a_log_that_says_so_is_not_believed(tmp_path: Path, ask: Ask) -> None:
     wrong = bruteforce.run(
         world=2, plan=told.PLAN, run="3f9c2a7b10de", consume=lambda p, e, rank, shard: shard[rank == 1 :]
     )
-    lines = [{**line, "lost": 0, "doubled": 0, "lost_indices": [], "doubled_indices": []} for line in wrong]
+    lines = [{**line, "lost": 0, "duplicated": 0, "lost_indices": [], "duplicated_indices": []} for line in wrong]
     path = written(tmp_path, [*told.KILLED, *told.RESUMED, *told.tallied(lines), *told.PROVED[-3:]])
     status, said = ask("status", path)
     assert status == 1 and "✗ disproved: lines contradict" in said and "✓" not in said

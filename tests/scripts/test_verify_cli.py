@@ -199,7 +199,7 @@ def test_two_packages_are_all_it_needs(log: Path, tmp_path: Path) -> None:
     assert (honest.returncode, honest.stderr) == (1, "")
     assert said in honest.stdout and "digest does not match" not in honest.stdout
     for line in lines:
-        line |= {"lost": 0, "doubled": 0, "expected": line["consumed"], "lost_indices": [], "doubled_indices": []}
+        line |= {"lost": 0, "duplicated": 0, "expected": line["consumed"], "lost_indices": [], "duplicated_indices": []}
     log.write_text(bruteforce.text(lines))
     forged = without_site(tmp_path, log)
     assert (forged.returncode, forged.stderr) == (1, "")

@@ -99,7 +99,7 @@ def evaluates_in_between() -> None:
 def test_another_phase_may_begin_before_one_has_ended() -> None:
     for each in run(2, evaluates_in_between):
         assert each["code"] == 0, each["err"]
-        assert not any(line["lost"] or line["doubled"] for line in each["lines"])
+        assert not any(line["lost"] or line["duplicated"] for line in each["lines"])
 
 
 def raises() -> None:

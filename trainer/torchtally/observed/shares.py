@@ -103,7 +103,7 @@ class Shares:
         return self.amount(held & ~self.all_handed.bits, held)
 
     @property
-    def doubled(self) -> Amount:
+    def duplicated(self) -> Amount:
         more = sets.more_than_once(self.handed.values(), self.twice)
         return self.amount(more, self.all_held.bits)
 

@@ -104,7 +104,7 @@ def _map(loader: Observed, name: str) -> Chart:
                 {"field": "state", "title": "samples"},
                 {"field": "handed", "title": "handed out"},
                 {"field": "lost", "title": "lost by all ranks"},
-                {"field": "doubled", "title": "duplicated by all ranks"},
+                {"field": "duplicated", "title": "duplicated by all ranks"},
             ],
             said="datum.who + ', pass ' + datum.pass + ': ' + datum.state",
             **({"values": [*range(1, passes + 1)]} if passes <= _FEW else {}),
@@ -134,7 +134,7 @@ def _cells(loader: Observed, ranks: int) -> Iterator[Row]:
             "end": last.number + 1.5,
             "pass": report.span(first, last),
             "lost": str(counted.lost or "not known"),
-            "doubled": str(counted.doubled or "not known"),
+            "duplicated": str(counted.duplicated or "not known"),
         }
         state = _state(loader, first)
         total = sum(line.samples for line in lines.values())
