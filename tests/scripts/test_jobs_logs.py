@@ -64,7 +64,7 @@ SHOWN = {
         "demo-worker-0  1      trains  ━━━━━━━━                        300         1",
         "",
         "restarts: 2 of pods, by 1 fault",
-        "  03:04:06  demo-worker-0 left no word of its end, as after SIGKILL, a deletion, or the loss of its node"
+        "  03:04:06  demo-worker-0 ended without a word, as after SIGKILL, a deletion, or the loss of its node"
         "; 1 other with it",
         "",
         "no epoch is complete",
@@ -83,10 +83,9 @@ SHOWN = {
         "demo-worker-0  trains  ━━━           1",
         "",
         "restarts: 2 of pods, by 1 fault",
-        "  03:04:06  demo-worker-0 left no word",
-        "of its end, as after SIGKILL, a",
-        "deletion, or the loss of its node; 1",
-        "other with it",
+        "  03:04:06  demo-worker-0 ended without",
+        "a word, as after SIGKILL, a deletion, or",
+        "the loss of its node; 1 other with it",
         "",
         "no epoch is complete",
     ],
@@ -105,7 +104,7 @@ def test_a_pod_that_was_deleted_has_restarted_unless_it_may_have_joined_an_elast
     lines = [line.replace('"max_pods":2', f'"max_pods":{most}') for line in [*kept, *told.RESUMED]]
     shown = "\n".join(drawn(lines, 120, Standing.RUNNING, 27))
     assert ("600         1\ndemo-worker-0" in shown, "300         1\n" in shown) == (True, most == 2)
-    assert ("restarts: 2 of pods, by 1 fault\n  03:04:20  demo-worker-0 left no word" in shown) is (most == 2)
+    assert ("restarts: 2 of pods, by 1 fault\n  03:04:20  demo-worker-0 ended without a word" in shown) is (most == 2)
 
 
 def test_a_failed_job_says_first_that_and_why_it_failed() -> None:

@@ -263,7 +263,7 @@ def _restarts(restarts: tuple[Restart, ...]) -> Iterator[RenderableType]:
         if first.kind == "consequence" and first.cause:
             cause = first.cause
         elif first.code is None:
-            cause = "left no word of its end, as after SIGKILL, a deletion, or the loss of its node"
+            cause = "ended without a word, as after SIGKILL, a deletion, or the loss of its node"
         else:
             cause = f"ended with {first.code}" + (f": {first.cause}" if first.cause else "")
         others = f"; {len(fault) - 1} other{'s' * (len(fault) > 2)} with it" if len(fault) > 1 else ""
