@@ -29,7 +29,7 @@ def in_weights(notes: Path) -> Counter[str]:
     return sum((_in_chain(steps) for steps in _of_ranks(notes)), Counter[str]())
 
 
-def lost_and_doubled(found: Counter[str], planned: Counter[str]) -> tuple[int, int]:
+def lost_and_duplicated(found: Counter[str], planned: Counter[str]) -> tuple[int, int]:
     """How many samples are there too seldom, and too often."""
     return (planned - found).total(), (found - planned).total()
 

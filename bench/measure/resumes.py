@@ -60,7 +60,7 @@ class Outcome:
     """Of a training that was killed."""
 
     lost: int
-    doubled: int
+    duplicated: int
     same: bool  # its weights are those of an undisturbed one, bit for bit
     log: str  # of both starts
 
@@ -78,8 +78,8 @@ def outcomes(user: User, ours: bool) -> Iterator[Outcome]:
             log += _start(user, ours, folder, 0)
             if lineage.length(folder / "notes") >= before + lineage.length(undisturbed / "notes"):
                 raise RuntimeError(f"{user.script} has begun anew after it was killed in step {step}:\n{log}")
-            lost, doubled = lineage.lost_and_doubled(lineage.in_weights(folder / "notes"), planned)
-            yield Outcome(lost, doubled, lineage.weights(folder / "notes") == ends, log)
+            lost, duplicated = lineage.lost_and_duplicated(lineage.in_weights(folder / "notes"), planned)
+            yield Outcome(lost, duplicated, lineage.weights(folder / "notes") == ends, log)
 
 
 def _start(user: User, ours: bool, folder: Path, dies_in: int) -> str:
@@ -148,8 +148,8 @@ def _code(path: Path) -> list[str]:
 
 def users() -> Iterator[str]:
     """The lines of the first table."""
-    header = ["training", "lines", "without: lost, doubled", "same weights"]
-    header += ["with: lost, doubled", "same weights", "verified"]
+    header = ["training", "lines", "without: lost, duplicated", "same weights"]
+    header += ["with: lost, duplicated", "same weights", "verified"]
     yield from markdown(header, [])
     for user in USERS:
         marks = [line[0] for line in difference(user.script)]
@@ -162,7 +162,7 @@ def users() -> Iterator[str]:
 
 def _counts(found: list[Outcome]) -> str:
     """`0, 0`, or of each run where they differ."""
-    return "; ".join(dict.fromkeys(f"{each.lost:,}, {each.doubled:,}" for each in found))
+    return "; ".join(dict.fromkeys(f"{each.lost:,}, {each.duplicated:,}" for each in found))
 
 
 def _share(held: Iterable[bool]) -> str:
@@ -172,13 +172,13 @@ def _share(held: Iterable[bool]) -> str:
 
 def libraries() -> Iterator[str]:
     """The lines of the second table."""
-    header = ["resume of", f"samples lost, of {counted.N}", "samples doubled"]
+    header = ["resume of", f"samples lost, of {counted.N}", "samples duplicated"]
     yield from markdown(header, [])
     for way, title in counted.WAYS.items():
         with tempfile.TemporaryDirectory() as temporary:
             times = counted_times(way, Path(temporary))
-        lost, doubled = (sum(max(0, sign * (counted.EPOCHS - each)) for each in times) for sign in (1, -1))
-        yield from markdown(header, [[title, str(lost), str(doubled)]])[2:]
+        lost, duplicated = (sum(max(0, sign * (counted.EPOCHS - each)) for each in times) for sign in (1, -1))
+        yield from markdown(header, [[title, str(lost), str(duplicated)]])[2:]
 
 
 def counted_times(way: str, folder: Path) -> list[int]:

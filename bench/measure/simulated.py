@@ -111,5 +111,5 @@ def _line(job: SimulatedJob, epoch: int, consumed: Digest) -> dict[str, Any]:
         consumed=job.n,
         digest=consumed.packed,
         lost=0,
-        doubled=0,
+        duplicated=0,
     ).printed()

@@ -25,7 +25,7 @@ def test_what_a_killed_start_has_trained_after_its_checkpoint_does_not_count(tmp
     other = [("w0", "w1", "gh"), ("w1", "w2", "ij"), ("w1", "w4", "ij"), ("w4", "w5", "kl")]
     found = lineage.in_weights(noted(tmp_path, first + again, other))
     assert found == Counter("abcdeeghijkl")
-    assert lineage.lost_and_doubled(found, Counter("abcdefghijkl")) == (1, 1)
+    assert lineage.lost_and_duplicated(found, Counter("abcdefghijkl")) == (1, 1)
     assert lineage.weights(tmp_path) == ["w5", "w5"]
 
 

@@ -62,7 +62,7 @@ def test_the_verifier_reads_the_example_of_a_line_and_finds_the_fields_of_the_ta
             "dropped_digest",
             "drawn_digest",
             "lost_indices",
-            "doubled_indices",
+            "duplicated_indices",
         )
     }
     assert len(example) < 1024

@@ -239,6 +239,6 @@ def verify(namespace: Namespace, *options: str, job: str = "demo") -> dict[tuple
     shards: dict[tuple[str, int], dict[str, list[int]]] = {}
     for tally in found["tallies"]:
         if tally["rank"] != "all":
-            numbers = [tally[name] for name in ("rank", "expected", "consumed", "lost", "doubled")]
+            numbers = [tally[name] for name in ("rank", "expected", "consumed", "lost", "duplicated")]
             shards.setdefault((tally["phase"], tally["epoch"]), {})[tally["pod"]] = numbers
     return shards

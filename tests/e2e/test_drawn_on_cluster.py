@@ -11,7 +11,7 @@ import faults
 import nodes
 import pytest
 from cluster import Namespace, run, script
-from fault_table import lost_and_doubled
+from fault_table import lost_and_duplicated
 from faults import MASTER, PODS, inside
 
 AWAY = 20  # seconds
@@ -142,4 +142,8 @@ def test_drawn(operator_apart: None, undisturbed: str, namespace: Namespace, see
         model = faults.weights(namespace)
         verified = script("verify_shards.py", "--json", "--job", "demo", "-n", namespace.name, check=False)
     report = json.loads(verified.stdout)
-    assert (report["holds"], lost_and_doubled(report), model) == (True, (0, 0), undisturbed), (policy, strikes, report)
+    assert (report["holds"], lost_and_duplicated(report), model) == (True, (0, 0), undisturbed), (
+        policy,
+        strikes,
+        report,
+    )

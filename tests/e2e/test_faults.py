@@ -16,7 +16,7 @@ import nodes
 import own
 import pytest
 from cluster import Namespace, script
-from fault_table import Row, last, lost_and_doubled, record
+from fault_table import Row, last, lost_and_duplicated, record
 from faults import DATA, LAST_STEP, MASTER, MID_EPOCH, PODS, RENDEZVOUS, SAVE, Fault, delete, kill
 from own import Training
 
@@ -255,10 +255,10 @@ def test_fault(operator: None, namespace: Namespace, request: pytest.FixtureRequ
         stepped = min((each - when for each in steps if each > when), default=None)
         started = last(starts(namespace), when, stepped)
         entered = last((each for pod in PODS for each in reported(namespace, pod, events.Started)), when, stepped)
-    lost, doubled = lost_and_doubled(report)
+    lost, duplicated = lost_and_duplicated(report)
     same = model == undisturbed if case.same else None
-    record("cluster", Row(case.fault, case.policy, restarts, lost, doubled, same, started, entered, stepped))
+    record("cluster", Row(case.fault, case.policy, restarts, lost, duplicated, same, started, entered, stepped))
     assert report["holds"], report["problems"]
-    assert (lost, doubled) == (0, 0)
+    assert (lost, duplicated) == (0, 0)
     assert same is not False
     assert case.restarts is None or case.restarts == (restarts > 0), restarts

@@ -279,18 +279,18 @@ def last(
 
 def counts(shard: list[int], taken: list[int], dropped: list[int], positions: dict[int, int], run: str) -> Line:
     lost = sorted((Counter(shard) - Counter(taken) - Counter(dropped)).elements())
-    doubled = sorted((Counter(taken) - Counter(shard)).elements())
+    duplicated = sorted((Counter(taken) - Counter(shard)).elements())
     values: Line = {
         "expected": len(shard),
         "consumed": len(taken),
         "digest": encoded(words([sample for sample in taken if sample in positions], positions, run)),
         "lost": len(lost),
-        "doubled": len(doubled),
+        "duplicated": len(duplicated),
     }
     if dropped:
         values |= {"dropped": len(dropped), "dropped_digest": encoded(words(dropped, positions, run))}
-    if lost or doubled:
-        values |= {"lost_indices": sorted(set(lost))[:8], "doubled_indices": sorted(set(doubled))[:8]}
+    if lost or duplicated:
+        values |= {"lost_indices": sorted(set(lost))[:8], "duplicated_indices": sorted(set(duplicated))[:8]}
     return values
 
 

@@ -9,7 +9,7 @@ _FORMS = {
     "message": r"torchtally( local)?: \S.*",
     "epoch": r"epoch \d+/\d+: loss \d+\.\d+, test accuracy \d+\.\d+% \(\d+ of \d+\), [\d,]+ samples/s",
     "progress": r"train epoch \d+/\d+: step \d+ of \d+(, (epoch_)?loss \d+\.\d+)*",
-    "header of the table": r"phase +epoch +pod +rank +expected +consumed +lost +doubled",
+    "header of the table": r"phase +epoch +pod +rank +expected +consumed +lost +duplicated",
     "row of the table": r"\w+ +\d+ +[a-z0-9.-]+ +\d+( +\d+){4}(  ✓ [^✗]+)?",
 }
 _KNOWN = re.compile("|".join(f"(?:{form})" for form in _FORMS.values()))

@@ -13,7 +13,7 @@ from filelock import FileLock
 
 FOLDER = Path(__file__).resolve().parents[2] / "build" / "faults"
 _HEAD = """\
-| fault | restartPolicy | restarts | lost | doubled | same weights | last start, s | entry point, s | next step, s |
+| fault | restartPolicy | restarts | lost | duplicated | same weights | last start, s | entry point, s | next step, s |
 | --- | --- | ---: | ---: | ---: | --- | ---: | ---: | ---: |
 """
 
@@ -26,7 +26,7 @@ class Row:
     policy: str
     restarts: int  # of all pods together
     lost: int  # samples, in what led to the final weights
-    doubled: int
+    duplicated: int
     same_weights: bool | None  # as in an undisturbed run; None with another number of ranks
     # Seconds from the fault; None where nothing like it followed before the next step, or no step.
     started: float | None  # to the last start of a container
@@ -60,18 +60,18 @@ def last(moments: Iterable[float], fault: float, step: float | None) -> float | 
     return max(between, default=None)
 
 
-def lost_and_doubled(report: Mapping[str, Any]) -> tuple[int, int]:
+def lost_and_duplicated(report: Mapping[str, Any]) -> tuple[int, int]:
     """Over all phases and epochs of what `verify_shards.py --json` prints; where it could not count, all samples."""
 
     def total(name: str) -> int:
         counts = [(tally[name], tally["n"]) for tally in report["tallies"] if tally["rank"] == "all"]
         return sum(n if count is None else count for count, n in counts)
 
-    return total("lost"), total("doubled")
+    return total("lost"), total("duplicated")
 
 
 def _markdown(row: Row) -> str:
     same = {True: "yes", False: "no", None: "–"}[row.same_weights]
     seconds = ("–" if each is None else f"{each:.1f}" for each in (row.started, row.entered, row.stepped))
-    cells = (row.fault, row.policy, row.restarts, row.lost, row.doubled, same, *seconds)
+    cells = (row.fault, row.policy, row.restarts, row.lost, row.duplicated, same, *seconds)
     return f"| {' | '.join(map(str, cells))} |\n"

@@ -19,7 +19,7 @@ def statement(lines: list[Line], last: Line | None = None, model: str = brutefor
     predicate = {
         "run": last["run"],
         "task": last["task"],
-        "holds": not any(line["lost"] or line["doubled"] for line in lines),
+        "holds": not any(line["lost"] or line["duplicated"] for line in lines),
         "data": {phase: stated["data"] for phase, stated in last["phases"].items()},
         "torchtally": "0.1.0",
         "lines_sha256": "",

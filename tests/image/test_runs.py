@@ -48,7 +48,7 @@ def test_alone_and_restricted_it_trains_proves_and_can_verify_itself(start: Star
     assert pod.wait() == 0, pod.stderr
     counts = {(tally["phase"], tally["rank"]): tally["consumed"] for tally in pod.tallies}
     assert counts == {("train", 0): 60000, ("train", "all"): 60000, ("test", 0): 10000, ("test", "all"): 10000}
-    assert {(tally["lost"], tally["doubled"]) for tally in pod.tallies} == {(0, 0)}
+    assert {(tally["lost"], tally["duplicated"]) for tally in pod.tallies} == {(0, 0)}
     assert sorted(path.name for path in output.iterdir()) == ["checkpoints", "model.pt", "proof.json", "run.json"]
 
     # As `helm test` calls it, but on a file.

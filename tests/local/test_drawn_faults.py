@@ -14,7 +14,7 @@ import failpoint
 import proofs
 import pytest
 from drawn_faults import FAULTS, SCRIPT, Job, Strike
-from fault_table import lost_and_doubled
+from fault_table import lost_and_duplicated
 from filelock import FileLock
 from livejobs import Live, Over
 from localjobs import load, pytorchjob, verified
@@ -120,5 +120,5 @@ def test_a_drawn_job_ends_with_the_weights_of_an_undisturbed_one(
     why = "\n".join([repr(job), *map(repr, schedule), told(training)])
     assert outcome is Outcome.SUCCEEDED, why
     report = json.loads(verified(tmp_path / "job.log", training.lines, "--json").stdout)
-    assert (report["problems"], lost_and_doubled(report)) == ([], (0, 0)), why
+    assert (report["problems"], lost_and_duplicated(report)) == ([], (0, 0)), why
     assert proofs.model(training.output / "proof.json") == expected, why

@@ -24,7 +24,7 @@ import failpoint
 import proofs
 import psutil
 import pytest
-from fault_table import Row, last, lost_and_doubled, record
+from fault_table import Row, last, lost_and_duplicated, record
 from livejobs import Live, Part, agent, rank
 from localjobs import container, load, pytorchjob, until, verified
 
@@ -126,16 +126,16 @@ def ends_well(folder: Path, undisturbed: str, fault: Fault, variables: Mapping[s
     restarts = sum(training.starts.values()) - len(training.starts)
     verified = training.verified("--json")
     report = json.loads(verified.stdout)
-    lost, doubled = lost_and_doubled(report)
+    lost, duplicated = lost_and_duplicated(report)
     same = weights(training) == undisturbed
     at = training.struck
     assert at is not None
     stepped = next((each - at for each in moments(training, fault.next_step) if each > at), None)
     started, entered = (last(some, at, stepped) for some in (training.started, moments(training, events.Started)))
-    record("local", Row(fault.name, fault.policy, restarts, lost, doubled, same, started, entered, stepped))
+    record("local", Row(fault.name, fault.policy, restarts, lost, duplicated, same, started, entered, stepped))
     assert verified.returncode == 0, report["problems"]
     assert same
-    assert (lost, doubled) == (0, 0)
+    assert (lost, duplicated) == (0, 0)
     assert bool(restarts) is fault.restarts
     assert (stepped is None) is (fault.next_step is None)
     starts_again = fault.restarts and stepped is not None
@@ -349,7 +349,7 @@ def test_pods_that_count_their_restarts_start_again_in_place(tmp_path: Path, und
     assert set(training.starts.values()) == {1}
     verified = training.verified("--json")
     assert verified.returncode == 0, verified.stdout
-    assert lost_and_doubled(json.loads(verified.stdout)) == (0, 0)
+    assert lost_and_duplicated(json.loads(verified.stdout)) == (0, 0)
     assert weights(training) == undisturbed
 
 

@@ -216,7 +216,7 @@ def test_several_jobs_need_a_name(tmp_path: Path) -> None:
         manifest.load(file)
     found = manifest.load(file, "two")
     assert (found.job.name, found.others) == ("two", ("PyTorchJob one", "PyTorchJob three"))
-    with pytest.raises(Refused, match=r"no job of the name 'four', only one, two, three"):
+    with pytest.raises(Refused, match=r"--name four must be one of the jobs in .*: one, two, three"):
         manifest.load(file, "four")
 
 

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from seen import N
 
 from torchtally.commands.verify import main
-from torchtally.observed import judge, sets
+from torchtally.observed import judge, sets, shares
 from torchtally.observed.judge import Observation
 from torchtally.observed.line import Samples
 from torchtally_observer import loaders, sketch
@@ -196,8 +196,10 @@ def test_all_samples_in_any_division_are_each_once(n: int, seed: int) -> None:
 @given(st.integers(8, 3000), st.data())
 def test_any_few_samples_that_are_exchanged_are_seen(n: int, data: st.DataObject) -> None:
     lost = data.draw(st.sets(st.integers(0, n - 1), min_size=1, max_size=3))
-    doubled = data.draw(st.lists(st.sampled_from(sorted({*range(n)} - lost)), min_size=len(lost), max_size=len(lost)))
-    handed = [each for each in range(n) if each not in lost] + doubled
+    duplicated = data.draw(
+        st.lists(st.sampled_from(sorted({*range(n)} - lost)), min_size=len(lost), max_size=len(lost))
+    )
+    handed = [each for each in range(n) if each not in lost] + duplicated
     assert not sets.equal(_samples(handed, n), sets.whole(n))
     if len(lost) < 3:
         fewer = _samples([each for each in range(n) if each not in lost], n)
@@ -217,7 +219,7 @@ def test_an_estimate_is_within_its_error(share: float) -> None:
     for seed in range(40):
         kept = random.Random(seed).sample(range(n), round(n * (1 - share)))
         lost = sets.whole(n).bits & ~_samples(kept, n).bits
-        amount = sets.Amount(lost.bit_count(), 1024, n)
+        amount = shares.Amount(lost.bit_count(), 1024, n)
         misses += abs(amount.share - share) > amount.error
     assert misses <= 6  # two standard errors: 1 of 20 beyond
 

@@ -41,8 +41,8 @@ def _lines(pods: int, epoch: int, epochs: int) -> Lines:
 
 def _own(pods: int, rank: Rank, wrong: int) -> dict[str, Any]:
     size = N if rank == "all" else N // pods
-    numbers = {"expected": size, "consumed": size, "lost": wrong, "doubled": wrong}
-    indices = {"lost_indices": (7,), "doubled_indices": (8,)} if wrong else {}
+    numbers = {"expected": size, "consumed": size, "lost": wrong, "duplicated": wrong}
+    indices = {"lost_indices": (7,), "duplicated_indices": (8,)} if wrong else {}
     return {
         "pod": _name(0 if rank == "all" else rank),
         "rank": rank,

@@ -90,10 +90,10 @@ def test_a_disproved_run_shows_which_samples(browser: Browser, path: Path) -> No
         assert page.title().startswith("✗ ")
         assert "✗ Disproved" in page.inner_text(".verdict")
         found = pages.rows(page, "Lost and duplicated samples")
-        lost, doubled = (str(position) for position in (2 + 4 * 5, 2))
+        lost, duplicated = (str(position) for position in (2 + 4 * 5, 2))
         for rank in ("2", "all"):
             assert ["train", "2", rank, "1 sample lost", lost, str(order[int(lost)])] in found
-            assert ["train", "2", rank, "1 sample duplicated", doubled, str(order[int(doubled)])] in found
+            assert ["train", "2", rank, "1 sample duplicated", duplicated, str(order[int(duplicated)])] in found
         assert len(found) == 4
         marks = "[aria-label='1 sample lost']"
         assert page.locator(f"#map-0 {marks}").count() >= 2

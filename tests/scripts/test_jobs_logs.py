@@ -64,7 +64,7 @@ SHOWN = {
         "demo-worker-0  1      trains  ━━━━━━━━                        300         1",
         "",
         "restarts: 2 of pods, by 1 fault",
-        "  03:04:06  demo-worker-0 ended without a word of its own, as after SIGKILL or the loss of its node"
+        "  03:04:06  demo-worker-0 ended without a word, as after SIGKILL, a deletion, or the loss of its node"
         "; 1 other with it",
         "",
         "no epoch is complete",
@@ -84,7 +84,7 @@ SHOWN = {
         "",
         "restarts: 2 of pods, by 1 fault",
         "  03:04:06  demo-worker-0 ended without",
-        "a word of its own, as after SIGKILL or",
+        "a word, as after SIGKILL, a deletion, or",
         "the loss of its node; 1 other with it",
         "",
         "no epoch is complete",
@@ -95,6 +95,16 @@ SHOWN = {
 @pytest.mark.parametrize("columns", SHOWN)
 def test_a_run_that_goes_on_after_a_kill(columns: int) -> None:
     assert drawn([*told.KILLED, *told.RESUMED], columns, Standing.RUNNING, 27) == SHOWN[columns]
+
+
+@pytest.mark.parametrize("most", [2, 4])
+def test_a_pod_that_was_deleted_has_restarted_unless_it_may_have_joined_an_elastic_job(most: int) -> None:
+    """The log of its first start is gone with it."""
+    kept = [line for line in told.KILLED if told.WORKER not in line.partition("]")[0]]
+    lines = [line.replace('"max_pods":2', f'"max_pods":{most}') for line in [*kept, *told.RESUMED]]
+    shown = "\n".join(drawn(lines, 120, Standing.RUNNING, 27))
+    assert ("600         1\ndemo-worker-0" in shown, "300         1\n" in shown) == (True, most == 2)
+    assert ("restarts: 2 of pods, by 1 fault\n  03:04:20  demo-worker-0 ended without a word" in shown) is (most == 2)
 
 
 def test_a_failed_job_says_first_that_and_why_it_failed() -> None:
@@ -284,7 +294,7 @@ def test_a_log_that_says_so_is_not_believed(tmp_path: Path, ask: Ask) -> None:
     wrong = bruteforce.run(
         world=2, plan=told.PLAN, run="3f9c2a7b10de", consume=lambda p, e, rank, shard: shard[rank == 1 :]
     )
-    lines = [{**line, "lost": 0, "doubled": 0, "lost_indices": [], "doubled_indices": []} for line in wrong]
+    lines = [{**line, "lost": 0, "duplicated": 0, "lost_indices": [], "duplicated_indices": []} for line in wrong]
     path = written(tmp_path, [*told.KILLED, *told.RESUMED, *told.tallied(lines), *told.PROVED[-3:]])
     status, said = ask("status", path)
     assert status == 1 and "✗ disproved: lines contradict" in said and "✓" not in said
@@ -336,7 +346,7 @@ def test_a_log_is_watched_while_it_grows(tmp_path: Path) -> None:
         with Path(path).open("a") as log:
             log.write("".join(f"{line}\n" for line in told.RESUMED))
             log.flush()
-            while "epoch 2 of 2, step 1 of 3" not in watching.stdout.readline():
+            while "attempt 2; epoch 2 of 2, step 1 of 3" not in watching.stdout.readline():
                 pass
             log.write("".join(f"{line}\n" for line in told.PROVED))
         rest = watching.stdout.read()

@@ -114,7 +114,8 @@ def test_bad_input(log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     missing = tmp_path / "none.log"
     assert refused(capsys, missing) == f"torchtally verify: cannot read {missing}: No such file or directory"
     (tmp_path / "empty").mkdir()
-    assert refused(capsys, tmp_path / "empty") == f"torchtally verify: the folder {tmp_path / 'empty'} holds no file"
+    said = f"torchtally verify: the folder {tmp_path / 'empty'} holds no file: name the folder with the pods' logs"
+    assert refused(capsys, tmp_path / "empty") == said
     said = "torchtally verify: no tally line of run another; found: 3f9c2a7b10de (21 lines)"
     assert refused(capsys, log, "--run", "another") == said
     assert refused(capsys, log, "--expect-per-pod", "-1").endswith(f"--expect-per-pod is -1, must be 0 or more{lists}")
@@ -198,7 +199,7 @@ def test_two_packages_are_all_it_needs(log: Path, tmp_path: Path) -> None:
     assert (honest.returncode, honest.stderr) == (1, "")
     assert said in honest.stdout and "digest does not match" not in honest.stdout
     for line in lines:
-        line |= {"lost": 0, "doubled": 0, "expected": line["consumed"], "lost_indices": [], "doubled_indices": []}
+        line |= {"lost": 0, "duplicated": 0, "expected": line["consumed"], "lost_indices": [], "duplicated_indices": []}
     log.write_text(bruteforce.text(lines))
     forged = without_site(tmp_path, log)
     assert (forged.returncode, forged.stderr) == (1, "")

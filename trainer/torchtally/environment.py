@@ -61,7 +61,7 @@ class Job:
     @classmethod
     def _elastic(cls, env: Mapping[str, str], nodes_text: str, processes: ProcessCount) -> "Job":
         if not env.get("PET_RDZV_ENDPOINT"):
-            raise Refused(f"PET_NNODES={nodes_text} asks for an elastic job, which needs PET_RDZV_ENDPOINT")
+            raise Refused(f"PET_NNODES={nodes_text} asks for an elastic job, which needs PET_RDZV_ENDPOINT=HOST:PORT")
         low, _, high = nodes_text.partition(":")
         if not (low.isdecimal() and (high or low).isdecimal() and 1 <= int(low) <= int(high or low)):
             raise Refused(f"PET_NNODES={nodes_text!r} must be MIN:MAX, whole numbers with 1 <= MIN <= MAX")

@@ -111,7 +111,8 @@ def _run(arguments: argparse.Namespace, output: Path) -> None:
         with _session(arguments, spark_log):
             from pyspark.ml.torch.distributor import TorchDistributor
 
-            log.info(f"{arguments.processes} ranks on {arguments.master or 'this machine'}")
+            plural = "s" * (arguments.processes > 1)
+            log.info(f"{arguments.processes} rank{plural} on {arguments.master or 'this machine'}")
             distributor = TorchDistributor(arguments.processes, local_mode=not arguments.master, use_gpu=arguments.gpu)
             with contextlib.redirect_stderr(sys.stdout):  # where it prints what the ranks of a cluster print
                 host = distributor.run(train, task, environment)

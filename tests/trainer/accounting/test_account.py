@@ -99,7 +99,7 @@ def evaluates_in_between() -> None:
 def test_another_phase_may_begin_before_one_has_ended() -> None:
     for each in run(2, evaluates_in_between):
         assert each["code"] == 0, each["err"]
-        assert not any(line["lost"] or line["doubled"] for line in each["lines"])
+        assert not any(line["lost"] or line["duplicated"] for line in each["lines"])
 
 
 def raises() -> None:
@@ -345,7 +345,7 @@ def test_a_mistake_in_a_call_is_a_sentence_and_nothing_else(subtests: pytest.Sub
 NOT_COUNTED: list[tuple[Any, int, str]] = [
     ((makes, [2], 2), 2, "train epoch 2 must be the next one, 1"),
     ((makes, [1], 2), 3, "the plan has 2 epochs of train, and 1 were made"),
-    ((makes, [], 1), 3, "the plan has 1 epochs of train, and 0 were made"),
+    ((makes, [], 1), 3, "the plan has 1 epoch of train, and 0 were made"),
     ((makes, [1, 2], 1), 2, "train epoch 2 must be one of the plan's, 1 to 1"),
     ((makes, [0], 1), 2, "train epoch 0 must be one of the plan's, 1 to 1"),
     ((makes, [1, 1], 2), 2, "train epoch 1 was made before"),
@@ -357,7 +357,7 @@ NOT_COUNTED: list[tuple[Any, int, str]] = [
         2,
         "has in_order=False, which mixes up the steps: it must be True",
     ),
-    ((own_loader, "exact", Pairs(0), SIZE, {}), 2, "train has no sample: 0 for 1 ranks"),
+    ((own_loader, "exact", Pairs(0), SIZE, {}), 2, "train has no sample: 0 for 1 rank"),
     ((reloads, 4, {}, "trian"), 2, "the phase 'trian' must be one of the plan's: train"),
     ((completes_twice,), 2, "which this process has completed: give another account"),
     ((collates, Pairs(), drops_and_says_so, 2), 3, "is not proved: the batch lacks sample 4"),

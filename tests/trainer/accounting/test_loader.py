@@ -56,7 +56,7 @@ def test_every_rank_takes_its_part_of_each_step(world: int, subtests: pytest.Sub
                     assert {rows for _, rows in together} == {sum(len(indices) for indices, _ in together)}
             lines = [line for each in found for line in each["lines"]]
             assert len(lines) == 2 * len(contracts) * (world + 1)
-            assert all(line["lost"] == line["doubled"] == 0 for line in lines)
+            assert all(line["lost"] == line["duplicated"] == 0 for line in lines)
             assert len({line["run"] for line in lines}) == 1
 
 

@@ -63,7 +63,7 @@ def test_every_contract_is_proved_where_n_does_not_divide(world: int) -> None:
                 assert everything["consumed"] == (expected if everything["phase"] == "train" else 10)
                 assert sum(line["consumed"] for line in lines[:-1]) == everything["consumed"]
                 assert sum((parse(line["digest"]) for line in lines[:-1]), Digest()) == parse(everything["digest"])
-                assert all(line["lost"] == line["doubled"] == 0 for line in lines)
+                assert all(line["lost"] == line["duplicated"] == 0 for line in lines)
 
 
 FAULTS = {
@@ -88,7 +88,7 @@ def test_rank_local_shuffle_is_found_though_every_count_is_right(proofs: Proofs)
     assert [line["consumed"] for line in own] == [line["expected"] for line in own] == [100] * 4
     # Of n samples drawn by 4 ranks, each n/4 without the others' knowledge, (3/4)^4 = 31.6% are never seen.
     assert 0.25 < everything["lost"] / 400 < 0.40
-    assert everything["lost"] == everything["doubled"]
+    assert everything["lost"] == everything["duplicated"]
     assert all(line["lost"] > 0 for line in own)
 
 
@@ -96,9 +96,9 @@ def test_two_indices_swapped_for_their_neighbours_are_found_and_named(proofs: Pr
     *own, everything = proofs[toy.two_swapped_for_their_neighbours]
     wrong = own[0]
     assert wrong["consumed"] == wrong["expected"] == 100
-    assert (wrong["lost"], wrong["doubled"]) == (2, 2)
+    assert (wrong["lost"], wrong["duplicated"]) == (2, 2)
     up, down = wrong["lost_indices"]
-    assert wrong["doubled_indices"] == [up + 1, down - 1]
+    assert wrong["duplicated_indices"] == [up + 1, down - 1]
     assert [line["lost"] for line in own[1:]] == [0, 0, 0]
     assert everything["lost_indices"] == [up, down]
 
@@ -106,28 +106,28 @@ def test_two_indices_swapped_for_their_neighbours_are_found_and_named(proofs: Pr
 def test_distributed_sampler_is_found_where_n_does_not_divide(proofs: Proofs) -> None:
     *_, everything = proofs[toy.distributed_sampler]
     assert (everything["expected"], everything["consumed"]) == (402, 404)
-    assert (everything["lost"], everything["doubled"]) == (0, 2)
+    assert (everything["lost"], everything["duplicated"]) == (0, 2)
 
 
 def test_a_skipped_batch_is_lost(proofs: Proofs) -> None:
     *own, everything = proofs[toy.skips_a_batch]
-    assert [(line["lost"], line["doubled"]) for line in own] == [(8, 0)] * 4
-    assert (everything["lost"], everything["doubled"]) == (32, 0)
+    assert [(line["lost"], line["duplicated"]) for line in own] == [(8, 0)] * 4
+    assert (everything["lost"], everything["duplicated"]) == (32, 0)
 
 
-def test_a_repeated_batch_is_doubled(proofs: Proofs) -> None:
+def test_a_repeated_batch_is_duplicated(proofs: Proofs) -> None:
     *own, everything = proofs[toy.repeats_a_batch]
-    assert [(line["lost"], line["doubled"]) for line in own] == [(0, 8)] * 4
-    assert (everything["lost"], everything["doubled"]) == (0, 32)
-    assert len(everything["doubled_indices"]) == 8  # named as far as a line has room
+    assert [(line["lost"], line["duplicated"]) for line in own] == [(0, 8)] * 4
+    assert (everything["lost"], everything["duplicated"]) == (0, 32)
+    assert len(everything["duplicated_indices"]) == 8  # named as far as a line has room
 
 
 def test_an_index_that_is_no_sample_is_found_on_every_rank() -> None:
     results = ranks.run(2, prove_all, [(toy.counts_from_the_end, 400)])
     *own, everything = results[0][0][0]
-    assert (own[1]["lost"], own[1]["doubled"]) == (8, 8)
-    assert own[1]["doubled_indices"][-1] == -1
-    assert (everything["consumed"], everything["lost"], everything["doubled"]) == (400, 8, 8)
+    assert (own[1]["lost"], own[1]["duplicated"]) == (8, 8)
+    assert own[1]["duplicated_indices"][-1] == -1
+    assert (everything["consumed"], everything["lost"], everything["duplicated"]) == (400, 8, 8)
     assert all(ends for [(_, ends)] in results)
 
 
@@ -157,9 +157,9 @@ def test_a_line_is_one_short_line_of_json(capsys: pytest.CaptureFixture[str]) ->
         "consumed": n,
         "digest": str(Digest()),
         "lost": n,
-        "doubled": n,
+        "duplicated": n,
         "lost_indices": [n - 1] * 8,
-        "doubled_indices": [n - 1] * 8,
+        "duplicated_indices": [n - 1] * 8,
     }
     emit(line)
     printed = capsys.readouterr().out

@@ -167,7 +167,7 @@ def test_gradients_in_bfloat16_between_pods_alone_and_the_model_is_about_as_good
         own = {"TORCHTALLY_OUTPUT": str(tmp_path / name), "PET_NPROC_PER_NODE": str(2 // count), "WORLD_SIZE": "2"}
         ended = pods(count, environment, [*command, *more], [own] * count)
         assert [pod.returncode for pod in ended] == [0] * count, ended[0].stderr
-        assert all(line["lost"] == line["doubled"] == 0 for pod in ended for line in lines(pod.stdout))
+        assert all(line["lost"] == line["duplicated"] == 0 for pod in ended for line in lines(pod.stdout))
         proof = tmp_path / name / "proof.json"
         found[name] = proofs.model(proof), proofs.predicate(proof).epochs[0]["correct"] / 10000
     assert found["one pod"] == found["float32"] != found["pods"]

@@ -425,4 +425,4 @@ def test_the_hugging_face_trainer_has_no_steps_of_other_ranks(tmp_path: Path) ->
     assert run(tmp_path, TRAINER, dies=32).returncode == KILLED
     ended = run(tmp_path, TRAINER, world=1)
     assert ended.returncode == 2
-    assert "the Trainer would resume after 1 epochs and 4 steps, and the account after 2 epochs" in ended.stderr
+    assert "the Trainer would resume after epoch 1, step 4, and the account after epoch 2" in ended.stderr

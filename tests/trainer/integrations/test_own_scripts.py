@@ -104,7 +104,7 @@ def test_the_example_proves_its_shards(world: int) -> None:
     assert (last["model"], last["discarded"], last["worlds"]) == (None, 0, [[1, 0, world]])
     assert len(found) == 6 * (world + 1)
     assert {line["world"] for line in found} == {world}
-    assert all(line["lost"] == line["doubled"] == 0 for line in found)
+    assert all(line["lost"] == line["duplicated"] == 0 for line in found)
     assert ended.stdout.count("✓ every sample exactly once") == 6
     correct = int(ended.stdout.partition("epoch 3: ")[2].split()[0])
     assert correct > 0.9 * 499

@@ -89,8 +89,8 @@ def test_without_its_port_it_trains_and_says_so_and_a_port_that_is_none_is_refus
     assert (refused["code"], "TORCHTALLY_METRICS_PORT='http' must be" in refused["err"]) == (2, True)
 
 
-def line(phase: str, lost: int | None, doubled: int | None) -> dict[str, Any]:
-    return {"phase": phase, "lost": lost, "doubled": doubled}
+def line(phase: str, lost: int | None, duplicated: int | None) -> dict[str, Any]:
+    return {"phase": phase, "lost": lost, "duplicated": duplicated}
 
 
 def test_what_is_wrong_is_counted() -> None:
@@ -104,7 +104,7 @@ def test_what_is_wrong_is_counted() -> None:
     assert value("torchtally_proofs_total", {"phase": "train", "holds": "false"}) == 1
     assert value("torchtally_proofs_total", {"phase": "test", "holds": "false"}) == 1
     assert value("torchtally_wrong_samples_total", {"phase": "train", "how": "lost"}) == 3
-    assert value("torchtally_wrong_samples_total", {"phase": "train", "how": "doubled"}) == 1
+    assert value("torchtally_wrong_samples_total", {"phase": "train", "how": "duplicated"}) == 1
     assert value("torchtally_attempt") == 2
 
 

@@ -51,13 +51,13 @@ def test_a_run_that_starts_again_has_each_step_once(tmp_path: Path) -> None:
     first.begin(0, 0.0)
     for step in range(1, 8):
         first.metrics(step, train_loss=1 / step, test_accuracy=float("nan") if step < 4 else step / 10)
-    first.proof({**LINE, "lost": 0, "doubled": 0}, True)
+    first.proof({**LINE, "lost": 0, "duplicated": 0}, True)
     first.end()
     second = recorder(tmp_path, attempt=1)
     second.begin(4, 0.5)
     for step in range(5, 11, 2):
         second.metrics(step, train_loss=100 + step)
-    second.proof({**LINE, "lost": None, "doubled": 3}, False)
+    second.proof({**LINE, "lost": None, "duplicated": 3}, False)
     second.end()
     found = read(tmp_path)
     again = [(5, 105), (7, 107), (9, 109)]
@@ -65,7 +65,7 @@ def test_a_run_that_starts_again_has_each_step_once(tmp_path: Path) -> None:
     assert [each.step for each in found.Scalars("test_accuracy")] == [1, 2, 3, 4]
     ((step, lost),) = points(found, "train_samples_lost")  # that of the first start is made again
     assert step == 9 and math.isnan(lost)
-    assert points(found, "train_samples_doubled") == [(9, 3)]
+    assert points(found, "train_samples_duplicated") == [(9, 3)]
     assert ["attempt: 0" in text or "attempt: 1" in text for text in texts(found, "run")] == [True, True]
     assert 'data: "sha256:1"' in texts(found, "run")[0]
     assert "lr: 0.5" in texts(found, "run")[0]
@@ -149,7 +149,7 @@ def test_what_cannot_be_written_is_said_once_and_ends_nothing(
     record.begin(0, 0.0)
     for step in range(1, 9):
         record.metrics(step, train_loss=1.0)
-    record.proof({**LINE, "lost": 0, "doubled": 0}, True)
+    record.proof({**LINE, "lost": 0, "duplicated": 0}, True)
     record.end()
     assert capsys.readouterr().err.count("does not take TensorBoard's record of this run") == 1
 

@@ -35,7 +35,7 @@ LINE = TallyLine(
     consumed=15,
     digest=Digest((15, *range(1, 20))).packed,
     lost=0,
-    doubled=0,
+    duplicated=0,
 )
 SUMMARY = RunSummary(
     run="3f9c2a7b10de",
@@ -59,8 +59,8 @@ SUMMARY = RunSummary(
     "filled",
     [
         LINE,
-        replace(LINE, rank="all", lost=3, doubled=1, lost_indices=(1, 2, 59), doubled_indices=(-1,)),
-        replace(LINE, lost=None, doubled=None),
+        replace(LINE, rank="all", lost=3, duplicated=1, lost_indices=(1, 2, 59), duplicated_indices=(-1,)),
+        replace(LINE, lost=None, duplicated=None),
         replace(LINE, began=1767323045000),
         replace(LINE, end=59),
         replace(LINE, start=31, end=31),
@@ -84,9 +84,9 @@ def test_a_line_is_read_as_it_was_filled_in(filled: TallyLine | RunSummary) -> N
 
 
 def test_what_is_optional_is_in_a_line_only_where_it_is_known() -> None:
-    assert not LINE.printed().keys() & {"end", "lost_indices", "doubled_indices"}
+    assert not LINE.printed().keys() & {"end", "lost_indices", "duplicated_indices"}
     wrong = replace(LINE, lost=1, lost_indices=(3,)).printed()
-    assert (wrong["lost_indices"], wrong["doubled_indices"]) == ([3], [])
+    assert (wrong["lost_indices"], wrong["duplicated_indices"]) == ([3], [])
     assert not SUMMARY.printed()["phases"]["train"].keys() & {"worlds", "end"}
     assert "stopped" not in SUMMARY.printed()
 

@@ -197,9 +197,9 @@ def wrong(logs: Logs, rank: int | str, **values: object) -> Logs:
 
 @pytest.mark.parametrize("rank", [1, "all"])
 @pytest.mark.parametrize(
-    "counts", [{"lost": 2, "doubled": 0}, {"lost": 0, "doubled": 1}, {"lost": None, "doubled": None}]
+    "counts", [{"lost": 2, "duplicated": 0}, {"lost": 0, "duplicated": 1}, {"lost": None, "duplicated": None}]
 )
-def test_a_line_of_lost_or_doubled_samples_denies_the_proof(
+def test_a_line_of_lost_or_duplicated_samples_denies_the_proof(
     logs: Logs, rank: int | str, counts: dict[str, int | None]
 ) -> None:
     found = recorded(wrong(logs, rank, **counts)).snapshot.run

@@ -141,7 +141,7 @@ def test_the_contract_is_that_of_batch_norm_and_all_is_proved(found: list[dict[s
             ("train", "drop_last", 54),
             ("test", "exact", 31),
         ] * 2
-        assert all(line["lost"] == line["doubled"] == 0 for line in together)
+        assert all(line["lost"] == line["duplicated"] == 0 for line in together)
 
 
 def test_the_rate_falls_with_the_position(found: list[dict[str, Any]]) -> None:

@@ -173,7 +173,7 @@ def test_a_master_that_starts_last_is_waited_for_and_the_run_is_proved(job: laun
     assert "3 ranks, train 3 epochs, test 3 epochs, model sha256:" in judged.stdout
 
     # The master's success is the job's: its log has the table, and its folder what came of it.
-    assert "train      1  all                  3       100       100     0        0  ✓ every sample" in outputs[0]
+    assert "train      1  all                  3       100       100     0           0  ✓ every sample" in outputs[0]
     proof = tmp_path / "out" / "proof.json"
     assert proofs.predicate(proof).holds
     assert verified(proof).stdout == judged.stdout

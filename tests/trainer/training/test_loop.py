@@ -91,7 +91,9 @@ def test_batch_norm_on_one_row_is_refused(contract: Contract | None) -> None:
 def test_a_contract_that_leaves_no_sample_is_refused() -> None:
     for result in ranks.run(3, toy.fit, Training(epochs=1, contract="drop_last"), 2, 7):
         assert isinstance(result, Refused)
-        assert plain(str(result)) == "--contract drop_last leaves none of 2 samples for 3 ranks"
+        assert (
+            plain(str(result)) == "--contract drop_last leaves none of 2 samples for 3 ranks: use fewer ranks, or exact"
+        )
 
 
 def test_evaluation_counts_every_sample_once_and_says_so() -> None:

@@ -137,7 +137,7 @@ def test_interrupted_anywhere_it_ends_with_the_same_bits(
 ) -> None:
     options = dataclasses.replace(OPTIONS, all_reduce=all_reduce)
     expected = undisturbed(world, options)
-    assert all(line["lost"] == line["doubled"] == 0 for line in expected[0]["lines"])
+    assert all(line["lost"] == line["duplicated"] == 0 for line in expected[0]["lines"])
     for rank, found in enumerate(ranks.run(world, everywhere, kind, tmp_path, steps, options)):
         assert not isinstance(found, Exception), found
         assert found == [expected[rank]] * len(steps)
@@ -163,7 +163,7 @@ def test_the_number_of_ranks_may_change_again_and_again(
     for world, save_after in starts:
         assert ranks.run(world, interrupted, kind, tmp_path, (save_after, 1)) == [None] * world
     (found,) = ranks.run(1, accounted, kind, tmp_path)
-    assert all(line["lost"] == line["doubled"] == 0 for lines in found["phases"] for line in lines)
+    assert all(line["lost"] == line["duplicated"] == 0 for lines in found["phases"] for line in lines)
     for after in [found, *ranks.run(2, accounted, kind, tmp_path)]:  # which have nothing left to train
         assert after["worlds"] == worlds
 
@@ -259,7 +259,7 @@ def test_from_any_checkpoint_any_number_of_ranks_keeps_the_contract(
         found = ranks.run(after, from_each, tmp_path, options)[0]
         assert found
         for phases, lines, last in found:
-            assert all(line["lost"] == line["doubled"] == 0 for proof in phases for line in proof)
+            assert all(line["lost"] == line["duplicated"] == 0 for proof in phases for line in proof)
             assert [(line["phase"], line["epoch"]) for line in lines] == [
                 ("train", 1),
                 ("test", 1),

@@ -32,7 +32,7 @@ def told(lines: list[Line], who: str = "rank 2") -> list[str]:
 def quiet(lines: list[Line], rank: int | str) -> list[str]:
     """What the digest says of a rank whose line says that nothing was wrong."""
     bad = line(lines, rank)
-    bad |= {"lost": 0, "doubled": 0, "expected": bad["consumed"], "lost_indices": [], "doubled_indices": []}
+    bad |= {"lost": 0, "duplicated": 0, "expected": bad["consumed"], "lost_indices": [], "duplicated_indices": []}
     name = "all ranks together report" if rank == "all" else f"rank {rank} reports"
     found = next(
         each for each in sentences(lines) if each.startswith(f"train epoch 1: {name} nothing lost or duplicated")
@@ -160,24 +160,24 @@ def test_indices_of_no_sample_may_be_named() -> None:
     found = sentences(lines)
     assert "train epoch 1: rank 2: 0 lost, 2 (-1, 60) duplicated, 2 of them outside of the dataset" in found
     assert len(found) == 2  # and all ranks with it
-    line(lines, 2)["doubled_indices"] = [-1, 60, 61]
-    assert '"doubled_indices" is [-1, 60, 61], allowed is a list of at most 2' in sentences(lines)[0]
+    line(lines, 2)["duplicated_indices"] = [-1, 60, 61]
+    assert '"duplicated_indices" is [-1, 60, 61], allowed is a list of at most 2' in sentences(lines)[0]
     lines = bruteforce.run(plan={"train": 1}, consume=of_rank(2, lambda shard: [*shard, shard[0], -1]))
     bad = line(lines, 2)
-    first = bad["doubled_indices"][1]
-    bad["doubled_indices"] = [-2, -1]
-    said = "rank 2 names -2, -1 as doubled, outside of 0 to 59, but its digest shows that "
+    first = bad["duplicated_indices"][1]
+    bad["duplicated_indices"] = [-2, -1]
+    said = "rank 2 names -2, -1 as duplicated, outside of 0 to 59, but its digest shows that "
     said += f"sample {first} was consumed twice"
     assert f"train epoch 1: {said}; 1 consumed index is not a sample" in sentences(lines)
 
 
 @given(st.data(), st.integers(0, 8), st.integers(0, 8))
-def test_up_to_eight_lost_and_eight_doubled_that_are_all_named_are_checked(
-    data: st.DataObject, lost: int, doubled: int
+def test_up_to_eight_lost_and_eight_duplicated_that_are_all_named_are_checked(
+    data: st.DataObject, lost: int, duplicated: int
 ) -> None:
     def consume(shard: list[int]) -> list[int]:
         mixed = data.draw(st.permutations(shard))
-        return mixed[lost:] + mixed[20 : 20 + doubled]
+        return mixed[lost:] + mixed[20 : 20 + duplicated]
 
     lines = bruteforce.run(120, plan={"train": 1}, consume=of_rank(2, consume))
     assert not any("digest" in each for each in sentences(lines))
@@ -192,7 +192,7 @@ def test_up_to_eight_lost_and_eight_doubled_that_are_all_named_are_checked(
 def test_indices_of_no_sample_are_no_part_of_what_the_digest_must_fit() -> None:
     consume = of_rank(2, lambda shard: [*shard[8:], *shard[::-4][:5], -1, 120])
     lines = bruteforce.run(120, plan={"train": 1}, consume=consume)
-    assert (line(lines, 2)["lost"], line(lines, 2)["doubled"]) == (8, 7)
+    assert (line(lines, 2)["lost"], line(lines, 2)["duplicated"]) == (8, 7)
     assert not any("digest" in each for each in sentences(lines))
     bad = line(lines, 2)
     bad["lost_indices"][0] = next(index for index in range(120) if index not in bad["lost_indices"])
@@ -205,7 +205,7 @@ def test_few_wrong_samples_would_be_named_by_a_digest_that_fits() -> None:
     bad = line(lines, 2)
     said = "digest does not match: other samples were consumed than the line reports, too many to name"
     assert not any(said in each for each in sentences(lines))
-    bad |= {"lost": 4, "doubled": 4, "lost_indices": [], "doubled_indices": []}
+    bad |= {"lost": 4, "duplicated": 4, "lost_indices": [], "duplicated_indices": []}
     assert f"train epoch 1: rank 2 reports 4 lost and 4 duplicated, but its {said}" in sentences(lines)
 
 
@@ -272,12 +272,12 @@ def test_steps_of_a_huge_order_are_named() -> None:
     own = digest.of_progression(shard.progressions[0], g) + digest.of_progression(twice, g)
     size = shard.size
     indices = permute(np.arange(8) * 4 + twice.first, n, 0, 1).tolist()
-    right = {"doubled": twice.count, "consumed": size + twice.count, "digest": str(own), "lost_indices": []}
-    lines = huge(n, **right, doubled_indices=sorted(indices))
+    right = {"duplicated": twice.count, "consumed": size + twice.count, "digest": str(own), "lost_indices": []}
+    lines = huge(n, **right, duplicated_indices=sorted(indices))
     samples = f"samples {32 * first}-{32 * first + twice.count - 1} of its shard"
     assert told(lines) == [f"steps {first}-{first + 10**6 - 1} ({samples}) were consumed twice"]
     assert not any("names" in each for each in sentences(lines))
     strange = permute(np.array([twice.first + 1]), n, 0, 1).tolist()
-    found = sentences(huge(n, **right, doubled_indices=sorted(strange + indices[1:])))
-    said = f"rank 2 names sample {strange[0]} as doubled, but its digest shows that steps"
+    found = sentences(huge(n, **right, duplicated_indices=sorted(strange + indices[1:])))
+    said = f"rank 2 names sample {strange[0]} as duplicated, but its digest shows that steps"
     assert any(said in each for each in found)

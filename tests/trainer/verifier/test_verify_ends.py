@@ -89,8 +89,8 @@ def test_an_end_is_no_excuse(data: st.DataObject, n: int, epochs: int, world: in
     last = bruteforce.last(lines, ends={"train": end}, stopped=REASON)
     claimed = [range(n)] * (end[0] - 1) + [range(end[1])] + [range(0)] * (epochs - end[0])
     as_claimed = all({*range(n)} - gone[epoch] == {*claimed[epoch - 1]} for epoch in range(1, epochs + 1))
-    doubled = any(each["doubled"] for each in lines)
-    assert verdict([last]).holds == (as_claimed and not doubled)
+    duplicated = any(each["duplicated"] for each in lines)
+    assert verdict([last]).holds == (as_claimed and not duplicated)
     assert not verdict([*lines, last]).holds  # they say that they are whole
 
 

@@ -24,7 +24,7 @@ RANKS = 5_000
 def plain(rank: int) -> dict[str, Any]:
     random_words = random.Random(rank).randbytes(8 * digest.WORDS)
     own = {"pod": f"demo-worker-{rank}", "rank": rank, "expected": 300, "consumed": 301, "digest": random_words}
-    return own | {"lost": 0, "doubled": 0}
+    return own | {"lost": 0, "duplicated": 0}
 
 
 def shared(**values: Any) -> dict[str, Any]:
@@ -36,7 +36,7 @@ def shared(**values: Any) -> dict[str, Any]:
 def test_lines_take_little_memory_and_come_back_as_they_were() -> None:
     owns = [plain(rank) for rank in range(RANKS)]
     owns[3] |= {"dropped": 1, "dropped_digest": digest.Digest((1,) * digest.WORDS).packed}
-    owns[4] |= {"lost": None, "doubled": None}
+    owns[4] |= {"lost": None, "duplicated": None}
     owns[5] |= {"lost": 1, "lost_indices": (2,)}
     common = shared(world=RANKS)
     tracemalloc.start()

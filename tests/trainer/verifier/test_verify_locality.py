@@ -55,24 +55,24 @@ def test_a_faithful_run_holds(data: st.DataObject, local: Local, world: int, con
     assert sentences([last | stopped]) == []
 
 
-def test_a_lost_and_a_doubled_sample_are_named() -> None:
+def test_a_lost_and_a_duplicated_sample_are_named() -> None:
     order = LOCAL.order(0, 1)
-    lost, doubled = order[2], order[5 * 4 + 2]
+    lost, duplicated = order[2], order[5 * 4 + 2]
 
     def consume(phase: str, epoch: int, rank: int, shard: list[int]) -> list[int]:
         if (phase, epoch, rank) != ("train", 1, 2):
             return shard
-        return [*(sample for sample in shard if sample != lost), doubled]
+        return [*(sample for sample in shard if sample != lost), duplicated]
 
-    assert f"train epoch 1: rank 2: 1 ({lost}) lost, 1 ({doubled}) duplicated" in sentences(
+    assert f"train epoch 1: rank 2: 1 ({lost}) lost, 1 ({duplicated}) duplicated" in sentences(
         bruteforce.run(consume=consume, local=LOCAL)
     )
     lines = bruteforce.run(consume=consume, local=LOCAL)
     for each in lines:  # as a trainer says that only counts
-        each.pop("lost_indices", None), each.pop("doubled_indices", None)
-        each |= {"lost": 0, "doubled": 0}
+        each.pop("lost_indices", None), each.pop("duplicated_indices", None)
+        each |= {"lost": 0, "duplicated": 0}
     found = sentences(lines)
-    named = [f"sample {lost} was never consumed", f"sample {doubled} was consumed twice"]
+    named = [f"sample {lost} was never consumed", f"sample {duplicated} was consumed twice"]
     assert any("rank 2 reports nothing lost or duplicated" in each and all(n in each for n in named) for each in found)
 
 

@@ -280,7 +280,7 @@ def test_a_version_that_is_not_known() -> None:
 
 INTEGERS = {"attempt": (0, HUGE), "began": (0, 253_402_300_799_999), "epoch": (1, 1), "world": (1, 10**6)}
 INTEGERS |= {"n": (1, 2**61 - 2), "start": (0, 60), "batch": (1, HUGE), "seed": (0, 2**64 - 1)}
-INTEGERS |= dict.fromkeys(("expected", "consumed", "lost", "doubled"), (0, HUGE)) | {"end": (1, 59)}
+INTEGERS |= dict.fromkeys(("expected", "consumed", "lost", "duplicated"), (0, HUGE)) | {"end": (1, 59)}
 PLAN = "an object that gives each phase its number of epochs, 0 to 1000000"
 # By field: values that it cannot have, and what is allowed.
 BAD: list[tuple[str, list[Any], str]] = [
@@ -294,10 +294,10 @@ BAD: list[tuple[str, list[Any], str]] = [
     ("order", ["feistel-2"], "feistel-1 or sequential or drawn or locality-1 with its window, lanes and fingerprint"),
     ("consumed", [29], "no less than the 30 samples that its digest counts"),
     ("digest", BAD_DIGESTS, DIGEST),
-    ("lost", [None], f'an integer from 0 to {HUGE}, or null where "doubled" is null too'),
-    ("doubled", [None], f'an integer from 0 to {HUGE}, or null where "lost" is null too'),
+    ("lost", [None], f'an integer from 0 to {HUGE}, or null where "duplicated" is null too'),
+    ("duplicated", [None], f'an integer from 0 to {HUGE}, or null where "lost" is null too'),
     ("lost_indices", [[1]], "a list of at most 0 integers from 0 to 59"),
-    ("doubled_indices", ["1"], f"a list of at most 0 integers from {-HUGE} to {HUGE - 1}"),
+    ("duplicated_indices", ["1"], f"a list of at most 0 integers from {-HUGE} to {HUGE - 1}"),
 ]
 
 
@@ -325,12 +325,12 @@ def test_indices_that_cannot_be(indices: list[Any]) -> None:
 
 
 def test_where_nothing_is_counted_nothing_is_named() -> None:
-    unknown = LINES[0] | {"lost": None, "doubled": None}
+    unknown = LINES[0] | {"lost": None, "duplicated": None}
     assert problems(bruteforce.text([unknown, *LINES[1:]]))[0].startswith(
         "train epoch 1: rank 0: too many samples are lost"
     )
-    found = problems(bruteforce.text([unknown | {"doubled_indices": [1]}, *LINES[1:]]))
-    assert '"doubled_indices" is [1], allowed is a list of at most 0 integers' in found[0]
+    found = problems(bruteforce.text([unknown | {"duplicated_indices": [1]}, *LINES[1:]]))
+    assert '"duplicated_indices" is [1], allowed is a list of at most 0 integers' in found[0]
 
 
 @pytest.mark.parametrize("name", sorted(LINES[0].keys() - {"v", "began"}))

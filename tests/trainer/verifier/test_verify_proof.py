@@ -77,8 +77,8 @@ def named(indices: list[int]) -> str:
 def forged(lines: list[Line]) -> list[Line]:
     """The same lines with nothing lost or duplicated, as a trainer says that counts and does not compare."""
     for each in lines:
-        each.pop("lost_indices", None), each.pop("doubled_indices", None)
-        each |= {"lost": 0, "doubled": 0, "consumed": each["expected"]}
+        each.pop("lost_indices", None), each.pop("duplicated_indices", None)
+        each |= {"lost": 0, "duplicated": 0, "consumed": each["expected"]}
     return lines
 
 
@@ -97,7 +97,7 @@ def test_a_rank_local_shuffle_that_only_counts_is_found_by_its_digest() -> None:
 def test_a_sample_taken_three_times_too_many_is_named_once() -> None:
     lines = bruteforce.run(consume=lambda phase, epoch, rank, shard: shard + shard[:1] * 3 if rank == 0 else shard)
     bad = line(lines, 0)
-    said = f"rank 0: 0 lost, 3 ({bad['doubled_indices'][0]}, some more than once) duplicated"
+    said = f"rank 0: 0 lost, 3 ({bad['duplicated_indices'][0]}, some more than once) duplicated"
     assert f"train epoch 1: {said}" in sentences(lines)
 
 
@@ -106,7 +106,7 @@ def test_a_sample_taken_three_times_too_many_is_named_once() -> None:
 
 def test_a_count_that_does_not_add_up() -> None:
     found = changed(1, consumed=16)
-    said = "rank 1 consumed 16, but expected 15 - lost 0 + doubled 0 = 15"
+    said = "rank 1 consumed 16, but expected 15 - lost 0 + duplicated 0 = 15"
     assert f"train epoch 1: {said}" in found
     assert "train epoch 1: all ranks together report consumed 60, but their lines add up to 61" in found
     said = "rank 1 reports nothing lost or duplicated, but its digest shows 0 lost and 1 duplicated: "
@@ -142,10 +142,10 @@ def test_counts_that_do_not_fit_the_digest() -> None:
     lines = without_first()
     bad = line(lines, 1)
     lost = bad["lost_indices"]
-    bad |= {"lost": 2, "doubled": 1, "lost_indices": [], "doubled_indices": []}
+    bad |= {"lost": 2, "duplicated": 1, "lost_indices": [], "duplicated_indices": []}
     said = f"but its digest shows 1 lost and 0 duplicated: sample {lost[0]} was never consumed"
     assert f"train epoch 1: rank 1 reports 2 lost and 1 duplicated, {said}" in sentences(lines)
-    bad |= {"lost": None, "doubled": None}
+    bad |= {"lost": None, "duplicated": None}
     found = sentences(lines)
     assert "train epoch 1: rank 1: too many samples are lost or duplicated to count" in found
     assert f"train epoch 1: rank 1 reports too many lost or duplicated samples to count, {said}" in found
@@ -154,8 +154,8 @@ def test_counts_that_do_not_fit_the_digest() -> None:
 def test_a_whole_digest_where_samples_are_said_to_be_lost() -> None:
     said = "rank 1 reports lost or duplicated samples, but its digest is that of the whole shard"
     assert f"train epoch 1: {said}" in changed(1, lost=9, lost_indices=list(range(8)))
-    assert f"train epoch 1: {said}" in changed(1, lost=2, doubled=2)
-    assert f"train epoch 1: {said}" in changed(1, lost=None, doubled=None)
+    assert f"train epoch 1: {said}" in changed(1, lost=2, duplicated=2)
+    assert f"train epoch 1: {said}" in changed(1, lost=None, duplicated=None)
     said = "all ranks together report lost or duplicated samples, but their digest is that of the whole shard"
     assert f"train epoch 1: {said}" in changed("all", lost=2)
 
@@ -170,7 +170,7 @@ def test_the_line_of_all_is_the_sum() -> None:
     assert f"train epoch 1: {said}" in changed("all", lost=2)
     # Nothing can be said of a sum of which a part is not known.
     lines = bruteforce.run()
-    line(lines, 1).update(lost=None, doubled=None), line(lines, "all").update(lost=1)
+    line(lines, 1).update(lost=None, duplicated=None), line(lines, "all").update(lost=1)
     assert not any("add up" in each or "is not the sum" in each for each in sentences(lines))
 
 
@@ -202,6 +202,6 @@ def test_indices_that_do_not_fit_their_positions() -> None:
     said = "consumed the right positions of the order, but the sums of their sample indices do not match (I_2): "
     said = f"train epoch 1: all ranks together {said}feistel-1 was computed in a different way there"
     assert sentences(lines) == [said]
-    line(lines, "all").update(lost=None, doubled=None)  # as the trainer says it
+    line(lines, "all").update(lost=None, duplicated=None)  # as the trainer says it
     many = "train epoch 1: all ranks together: too many samples are lost or duplicated to count"
     assert sentences(lines) == [many, said]

@@ -33,12 +33,12 @@ def shown(lines: list[Line], encoding: str = "utf-8", colour: bool = False) -> l
 def test_the_table_is_that_of_the_design() -> None:
     lines = bruteforce.run(60000, plan={"train": 1})
     assert shown([*lines, bruteforce.last(lines)]) == [
-        "phase  epoch  pod               rank  expected  consumed  lost  doubled",
-        "train      1  demo-master-0        0     15000     15000     0        0",
-        "train      1  demo-worker-0        1     15000     15000     0        0",
-        "train      1  demo-worker-1        2     15000     15000     0        0",
-        "train      1  demo-worker-2        3     15000     15000     0        0",
-        "train      1  all                  4     60000     60000     0        0  ✓ every sample exactly once",
+        "phase  epoch  pod               rank  expected  consumed  lost  duplicated",
+        "train      1  demo-master-0        0     15000     15000     0           0",
+        "train      1  demo-worker-0        1     15000     15000     0           0",
+        "train      1  demo-worker-1        2     15000     15000     0           0",
+        "train      1  demo-worker-2        3     15000     15000     0           0",
+        "train      1  all                  4     60000     60000     0           0  ✓ every sample exactly once",
         "",
         f"✓ the proof holds: run 3f9c2a7b10de, 4 ranks, train 1 epoch, model {bruteforce.MODEL}",
     ]
@@ -130,7 +130,7 @@ def test_json() -> None:
         optional = {name for name, value in read.items() if value is None} - given.keys()
         assert {"v": 2} | {name: read[name] for name in read.keys() - optional} == {
             "lost_indices": [],
-            "doubled_indices": [],
+            "duplicated_indices": [],
             **given,
         } | ({"ok": False} if given["rank"] == "all" else {})
     assert json.loads(report.as_json(verdicts(bruteforce.run())))["tallies"][-1]["ok"] is True
@@ -155,7 +155,7 @@ def test_json_has_what_the_last_line_says() -> None:
 
 def test_more_than_can_be_counted() -> None:
     lines = bruteforce.run(plan={"train": 1})
-    lines[0] |= {"lost": None, "doubled": None}
+    lines[0] |= {"lost": None, "duplicated": None}
     assert shown(lines)[1] == "train      1  demo-master-0        0        15        15  many     many"
     told = json.loads(report.as_json(verdicts(lines)))["tallies"]
-    assert (told[0]["lost"], told[0]["doubled"]) == (None, None)
+    assert (told[0]["lost"], told[0]["duplicated"]) == (None, None)

@@ -95,7 +95,9 @@ class Objects:
 
     def differ(self, saved: Mapping[str, str]) -> str | None:
         """What a checkpoint with objects of these kinds has, unless they are those of these objects."""
-        return None if saved == self.kinds else f"holds {saved} and the objects are {self.kinds}"
+        if saved == self.kinds:
+            return None
+        return f"holds {saved} and the objects are {self.kinds}: pass those that it was saved with"
 
     def state(self, whole: bool = True, *, loads: bool = False) -> State:
         """The states of all objects, which share memory with them. A call of all ranks.
@@ -137,7 +139,7 @@ class Objects:
         except CheckpointException as error:
             for _, (cause, _) in sorted(error.failures.items()):
                 if isinstance(cause, _Other | RuntimeError | ValueError):  # the latter two are the planner's
-                    raise Refused(f"it holds other objects: {cause}") from None
+                    raise Refused(f"it holds other objects: {cause}; pass those that it was saved with") from None
             raise
         for name, own in groups.items():
             if (saved := _groups(state[name])) != own:

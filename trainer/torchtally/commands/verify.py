@@ -150,7 +150,7 @@ def _read(log: Log, path: str) -> list[Path]:
     if Path(path).is_dir():
         files = [str(file) for file in sorted(Path(path).rglob("*")) if file.is_file()]  # each Path takes 0.5 KB
         if not files:
-            raise Refused(f"the folder {path} holds no file")
+            raise Refused(f"the folder {path} holds no file: name the folder with the pods' logs")
     proofs = []
     for file in map(Path, files):
         if archived.is_one(file):

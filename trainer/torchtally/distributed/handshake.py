@@ -15,9 +15,6 @@ from torchtally.errors import Lost, Refused
 _TIMEOUT = timedelta(minutes=30)  # a rank can be downloading its data
 _FIRST_LOOK, _LOOK = 0.001, 0.2  # seconds after which a rank looks again: at first, and later
 _LOOKS = 5000  # a second, at most, of all ranks together
-# The timeout of a collective call, in which another rank can be writing a checkpoint. It is for a rank that hangs: the
-# rendezvous detects a lost pod sooner.
-COLLECTIVE_TIMEOUT = timedelta(minutes=5)
 
 
 def agree(

@@ -4,6 +4,7 @@ import functools
 import time
 import traceback
 from collections.abc import Callable, Mapping
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -16,6 +17,10 @@ from torchtally.environment import Process
 from torchtally.errors import FAILED, OK, Ending, Refused, lost_a_peer, peer_lost
 from torchtally.log import log
 from torchtally.pod import failure
+
+# The timeout of a collective call, in which another rank can be writing a checkpoint. It is for a rank that hangs: the
+# rendezvous detects a lost pod sooner.
+COLLECTIVE_TIMEOUT = timedelta(minutes=5)
 
 _RENDEZVOUS = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # what a launcher sets for PyTorch
 
@@ -85,7 +90,7 @@ def create(store: Store, process: Process, device: torch.device) -> None:
     on_gpu = device.type == "cuda"
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
-        timeout=handshake.COLLECTIVE_TIMEOUT,
+        timeout=COLLECTIVE_TIMEOUT,
         store=store,
         rank=process.rank,
         world_size=process.world,

@@ -22,13 +22,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from torchtally import exchange
-from torchtally.distributed import handshake
+from torchtally.distributed.process_group import COLLECTIVE_TIMEOUT
 from torchtally.distributed.waiting import WAITED
 from torchtally.errors import Lost
 
 _SEGMENT = 1 << 20  # bytes: gloo's kMaxSegmentSize
 _CACHE_LINE = 64  # bytes; no two ranks write to the same line
-_TIMEOUT = handshake.COLLECTIVE_TIMEOUT.total_seconds()
+_TIMEOUT = COLLECTIVE_TIMEOUT.total_seconds()
 
 
 def connect(local_world: int) -> "SharedGradients | None":

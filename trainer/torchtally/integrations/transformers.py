@@ -145,8 +145,8 @@ class _Keeps(TrainerCallback):
         position = (self._account.completed("train"), batches.epochs.skipped)
         if (epochs, skipped * args.gradient_accumulation_steps) != position:
             raise Refused(
-                f"the Trainer would resume after {epochs} epochs and {skipped} steps, and the account after "
-                f"{position[0]} epochs and {position[1]} batches: the number of ranks, the batch size, and "
+                f"the Trainer would resume after epoch {epochs}, step {skipped}, and the account after "
+                f"epoch {position[0]}, batch {position[1]}: the number of ranks, the batch size, and "
                 "gradient_accumulation_steps must be those of the checkpoint"
             )
 

@@ -46,12 +46,12 @@ class Cluster:
         return {pod.metadata.name: pod for pod in found.items}
 
     def warnings(self, job: ClusterJob, pods: Iterable[str]) -> list[str]:
-        """The newest warnings of the cluster about the job and its pods."""
+        """The newest warnings of the cluster about the job and its pods; of a job that has ended, about its pods."""
         with self.told("the events", "events", "list"):
             found: Any = self.core.list_namespaced_event(
                 self.namespace, field_selector="type=Warning", _request_timeout=TIMEOUT
             )
-        names = {job.name, *pods}
+        names = {*pods} if job.ended else {job.name, *pods}  # the operator's are of restarts that do not come
         own = [each for each in found.items if each.involved_object.name in names]
         own.sort(key=lambda each: _moment(each.last_timestamp or each.event_time) or 0.0)
         told = [f"{each.involved_object.name}: {each.reason}: {each.message or ''}" for each in own]

@@ -65,7 +65,10 @@ def of_job(cluster: Cluster, job: ClusterJob) -> Source:
         return of_claim(cluster, job.name, f"{job.kind} {job.name} has no pod left")
     pod = _made_of(spec, job.container, job.name)
     if pod is None:
-        raise ClusterError(f"{job.kind} {job.name} has no PVC at {_OUTPUT}: its results are gone with its pods")
+        raise ClusterError(
+            f"{job.kind} {job.name} has no PVC at {_OUTPUT}: its results are gone with its pods; mount one there, as "
+            "the chart does with model.enabled"
+        )
     return Source(job.name, pod)
 
 

@@ -27,7 +27,7 @@ def found(path: Path) -> list[Path]:
     except OSError as error:
         raise Refused(f"cannot read {path}: {error.strerror}") from error
     if not files:
-        raise Refused(f"the folder {path} holds no file")
+        raise Refused(f"the folder {path} holds no file: name the folder with the pods' logs")
     return files
 
 

@@ -17,6 +17,7 @@ from torchtally.jobs.starting import Start
 from torchtally.proof import table
 from torchtally.record import sentences
 from torchtally.record.model import Restart, Straggler
+from torchtally.verifier.phrasing import counted
 
 _COLOURS = {
     Standing.PROVED: "green",
@@ -72,6 +73,8 @@ def whole(overview: Overview, encoding: str, width: int) -> RenderableType:
 def line(overview: Overview) -> str:
     """One line, for a log."""
     parts = [f"{overview.job} is {overview.state}"]
+    if overview.attempt:
+        parts.append(f"attempt {overview.attempt + 1}")
     if overview.standing is Standing.FAILED and overview.cause:
         parts.append(overview.cause)
     if overview.epoch is not None and overview.epochs:
@@ -83,7 +86,7 @@ def line(overview: Overview) -> str:
     if overview.straggler:
         parts.append(_slowest(overview.straggler))
     if overview.restarts:
-        parts.append(f"{len(overview.restarts)} restarts of pods")
+        parts.append(f"{counted(len(overview.restarts), 'restart')} of pods")
     return "; ".join([*parts, *halted(overview)[:1]])
 
 
@@ -108,7 +111,7 @@ def _parts(overview: Overview, encoding: str, width: int) -> Iterator[Renderable
     title.append(f"  {where}{overview.state}", "default")
     yield title
     if overview.run:
-        ranks = f", {overview.world} ranks" if overview.world else ""
+        ranks = f", {counted(overview.world, 'rank')}" if overview.world else ""
         again = f", attempt {overview.attempt + 1}" if overview.attempt else ""
         yield Text(f"run {overview.run}, {overview.task}{ranks}{again}", "dim")
     failed = overview.standing is Standing.FAILED
@@ -136,7 +139,7 @@ def _parts(overview: Overview, encoding: str, width: int) -> Iterator[Renderable
     for note in (*overview.notes, *overview.silent[:_SILENT]):
         yield Text(f"warning: {note}", "yellow")
     if more := len(overview.silent[_SILENT:]):
-        yield Text(f"warning: {more} more pods have no lines", "yellow")
+        yield Text(f"warning: {counted(more, 'more pod')} without lines", "yellow")
     yield Text()
     yield Text(f"{_mark(overview.standing, encoding)}{overview.proof}", _COLOURS[overview.standing])
 
@@ -254,13 +257,13 @@ def _restarts(restarts: tuple[Restart, ...]) -> Iterator[RenderableType]:
             fault.append(restart)
         else:
             faults.append([restart])
-    yield Text(f"restarts: {len(restarts)} of pods, by {len(faults)} fault{'s' * (len(faults) > 1)}", "bold")
+    yield Text(f"restarts: {len(restarts)} of pods, by {counted(len(faults), 'fault')}", "bold")
     for fault in faults[-_RESTARTS:]:
         first = min(fault, key=lambda each: each.kind == "consequence")
         if first.kind == "consequence" and first.cause:
             cause = first.cause
         elif first.code is None:
-            cause = "ended without a word of its own, as after SIGKILL or the loss of its node"
+            cause = "ended without a word, as after SIGKILL, a deletion, or the loss of its node"
         else:
             cause = f"ended with {first.code}" + (f": {first.cause}" if first.cause else "")
         others = f"; {len(fault) - 1} other{'s' * (len(fault) > 2)} with it" if len(fault) > 1 else ""

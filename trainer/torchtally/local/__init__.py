@@ -1,6 +1,6 @@
 """The local runner: what the training operator does in a cluster, on one machine.
 
-manifest     the documents of a file, and the PyTorchJob to run
+manifest     the documents of a file, and the job to run (trainjob: a TrainJob; nested_jobs: inside another object)
 schema       errors that the API server would report: wrong types, fields that do not exist
 webhook      errors that the operator's validation would report, in its words
 job          the job under the operator's defaults, and its pods
@@ -11,5 +11,4 @@ processes    a pod as a process of this machine (shim: the parent of all process
 containers   a pod as a Docker container
 controller   the operator's part: restarts, limits, deletion, suspension, the job's outcome, cleaning up
 output       the pods' lines, each with the name of its pod
-observed     what was observed of the pods' programs, from their lines
 """

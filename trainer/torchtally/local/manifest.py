@@ -51,9 +51,10 @@ def load(path: str, name: str | None = None, *, observe: bool = False) -> Manife
         raise Refused(f"{source}: no {KIND} and no {trainjob.KIND} in it, only {kinds}")
     if name is None and len(jobs) > 1:
         raise Refused(f"{source}: several jobs ({', '.join(map(_title, jobs))}): choose one with --name")
-    if name is not None and names.count(name) != 1:
-        found = "several jobs" if name in names else "no job"
-        raise Refused(f"{source}: {found} of the name {name!r}, only {', '.join(names)}")
+    if name is not None and name not in names:
+        raise Refused(f"--name {name} must be one of the jobs in {source}: {', '.join(names)}")
+    if name is not None and names.count(name) > 1:
+        raise Refused(f"{source}: several jobs of the name {name!r}: give each a name of its own")
     chosen = jobs[names.index(name) if name is not None else 0]
     used, config = [chosen], _config(documents)
     if chosen["kind"] == KIND:
@@ -111,7 +112,7 @@ def _check(document: dict[str, Any]) -> list[str]:
     if errors:
         raise Refused(f"{_title(document)} is invalid: {webhook.aggregate(errors)}")
     if not document["spec"]["pytorchReplicaSpecs"]:
-        raise Refused(f"{_title(document)} has no replicas: spec.pytorchReplicaSpecs is empty")
+        raise Refused(f"{_title(document)} has no replicas: spec.pytorchReplicaSpecs is empty, and needs a Master")
     return warnings
 
 

@@ -65,10 +65,10 @@ class RunMetrics(Callback):
             gauge.set(math.nan)  # unknown
         about = "Epochs of a phase whose proof held or failed"
         self._proofs = Counter("torchtally_proofs", about, ["phase", "holds"], registry=registry)
-        about = "Samples that were `lost` or `doubled`"
+        about = "Samples that were `lost` or `duplicated`"
         self._wrong = Counter("torchtally_wrong_samples", about, ["phase", "how"], registry=registry)
         for phase in run.plan:
-            for holds, how in (("true", "lost"), ("false", "doubled")):
+            for holds, how in (("true", "lost"), ("false", "duplicated")):
                 self._proofs.labels(phase, holds)
                 self._wrong.labels(phase, how)
         if saving:
@@ -96,7 +96,7 @@ class RunMetrics(Callback):
 
     def proof(self, line: Mapping[str, Any], holds: bool) -> None:
         self._proofs.labels(line["phase"], "true" if holds else "false").inc()
-        for how in ("lost", "doubled"):
+        for how in ("lost", "duplicated"):
             self._wrong.labels(line["phase"], how).inc(line[how] or 0)  # None: too many to count
 
     def _gauge(self, name: str, about: str) -> Gauge:

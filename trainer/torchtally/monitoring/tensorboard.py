@@ -73,7 +73,7 @@ class Recorder(Callback):
 
     def proof(self, line: Mapping[str, Any], holds: bool) -> None:
         # Not as text: of that, TensorBoard would keep the points of an earlier start. NaN: too many to count.
-        counts = {how: math.nan if line[how] is None else line[how] for how in ("lost", "doubled")}
+        counts = {how: math.nan if line[how] is None else line[how] for how in ("lost", "duplicated")}
         self.metrics(self._step, **{f"{line['phase']}_samples_{how}": count for how, count in counts.items()})
 
     def end(self) -> None:

@@ -10,11 +10,12 @@ line             one line, and what is wrong with it
 log              the lines of a log
 matching         attempts of a program, and the passes of one loader on all ranks
 data             whether ranks have the same data under the same indices
-sets             which samples: exact where sums or bits tell, else an estimate
+sets             sets of samples, by sums and bits
+shares           how many samples of a pass are lost or duplicated: exact, or an estimate with its error
 causes           why ranks are handed the wrong samples, as far as samplers tell
 training_pass    one pass that trains
 evaluation_pass  one pass that does not train
 stream_pass      one pass without indices
-story            several passes: their order, what none hands out, restarts, test samples that are trained on
+across_passes    several passes: their order, what none hands out, restarts, test samples that are trained on
 finding          what is found: a fault, a note, or that all is right
 """

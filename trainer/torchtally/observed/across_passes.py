@@ -39,7 +39,7 @@ def of_epochs(passes: Passes, world: int, same: Data) -> Iterator[Finding]:
         yield note("one order", f"the order is the same in each of {len(numbered)} passes{never}")
     if alike and whole and world > 1 and same in (Data.SAME, Data.ASSUMED) and (shares := Shares.of(numbered[0])):
         missing = shares.size - shares.all_handed.count
-        if shares.one_part and missing > 0 and not shares.doubled.hits and shares.lost.hits:
+        if shares.one_part and missing > 0 and not shares.duplicated.hits and shares.lost.hits:
             named = sets.few(shares.all_held, shares.all_handed)
             which = f" ({', '.join(map(str, named))})" if named else ""
             certain = first.sampler.get("shuffle") is False or first.sampler.get("type") == "SequentialSampler"

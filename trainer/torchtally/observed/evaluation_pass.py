@@ -17,7 +17,7 @@ def judge(lines: Lines, data: Data, world: int) -> Counted:
     shares = Shares.of(lines)
     if shares is None or any(line.keyed for line in lines.values()) or data in (Data.DIFFERENT, Data.UNKNOWN):
         return Counted(())
-    counted = shares.size, shares.lost, shares.doubled
+    counted = shares.size, shares.lost, shares.duplicated
     if shares.once:
         return Counted((right("each sample handed out exactly once"),), *counted)
     if len(lines) < world or not all(line.whole for line in lines.values()):
@@ -35,8 +35,8 @@ def _found(lines: Lines, shares: Shares) -> Iterator[Finding]:
             yield fault("alike", f"{told}, and {shares.lost} are evaluated by no rank: {why}")
         else:
             yield note("alike", told)
-    elif shares.lost.share > _SOME and shares.doubled.share > _SOME and causes.is_plain(lines):
-        told = f"{shares.lost} are evaluated by no rank, and {shares.doubled} by more than one"
+    elif shares.lost.share > _SOME and shares.duplicated.share > _SOME and causes.is_plain(lines):
+        told = f"{shares.lost} are evaluated by no rank, and {shares.duplicated} by more than one"
         yield fault("overlap", f"{told}: {causes.of_overlap(lines)}")
     elif extra > 0 and (shares.one_part or not shares.parts_overlap.hits):
         counts = "counts" if extra == 1 else "count"

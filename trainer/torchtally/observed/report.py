@@ -9,7 +9,7 @@ from torchtally.observed.finding import Sign
 from torchtally.observed.judge import Observation, Observed, Outcome, Pass
 from torchtally.proof import table
 
-HEADER = ("phase", "pass", "pod", "rank", "samples", "handed out", "lost", "doubled")
+HEADER = ("phase", "pass", "pod", "rank", "samples", "handed out", "lost", "duplicated")
 _LEFT = ("phase", "pod")
 _MANY = 64  # ranks; beyond, rows of all ranks together are shown alone
 
@@ -65,7 +65,7 @@ def _pass(each: Pass) -> dict[str, Any]:
         "handed_out": {str(rank): line.samples for rank, line in sorted(each.lines.items())},
         "samples": counted.samples,
         "lost": counted.lost.count if counted.lost else None,
-        "doubled": counted.doubled.count if counted.doubled else None,
+        "duplicated": counted.duplicated.count if counted.duplicated else None,
         "exact": bool(counted.lost and counted.lost.exact),
         "findings": [{"sign": str(each.sign), "text": each.text} for each in counted.findings],
     }
@@ -97,7 +97,7 @@ def rows(loader: Observed) -> Iterator[tuple[tuple[str, ...], Pass | None]]:
                 "" if counted.samples is None else str(counted.samples),
                 str(total),
                 counted.lost.cell if counted.lost else "",
-                counted.doubled.cell if counted.doubled else "",
+                counted.duplicated.cell if counted.duplicated else "",
             ),
             first,
         )
@@ -134,7 +134,7 @@ def span(first: Pass, last: Pass) -> str:
 def _look(each: Pass) -> object:
     counted = each.counted
     lines = tuple((rank, line.process.pod, line.samples) for rank, line in sorted(each.lines.items()))
-    return lines, counted.samples, counted.lost, counted.doubled, [finding.about for finding in counted.findings]
+    return lines, counted.samples, counted.lost, counted.duplicated, [finding.about for finding in counted.findings]
 
 
 def result(each: Pass, good: str, bad: str) -> str:

@@ -1,54 +1,10 @@
-"""Which samples were handed out: exact where the sums or the bits of all samples tell, else estimated by a sketch."""
+"""Sets of samples, by the sums of their indices and a bit for each, or by the bits of a sketch."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from math import isqrt, sqrt
+from math import isqrt
 
 from torchtally.observed.line import Samples, Sums
 from torchtally_observer.sketch import BITS
-
-
-@dataclass(frozen=True)
-class Amount:
-    """How many of `total` samples, by `hits` of the `looked` ones that were looked at."""
-
-    hits: int
-    looked: int
-    total: int
-
-    @property
-    def exact(self) -> bool:
-        return self.looked >= self.total
-
-    @property
-    def share(self) -> float:
-        return self.hits / self.looked if self.looked else 0.0
-
-    @property
-    def error(self) -> float:
-        """Two standard errors of the share; for none or all of them, by the rule of three."""
-        if self.exact or not self.looked:
-            return 0.0
-        p = self.share
-        return 3 / self.looked if p in (0.0, 1.0) else 2 * sqrt(p * (1 - p) / self.looked)
-
-    @property
-    def count(self) -> int:
-        return round(self.share * self.total)
-
-    def __str__(self) -> str:
-        if self.exact:
-            return f"{self.hits} of {self.total} samples"
-        if not self.hits:
-            return "none of the samples that were looked at"
-        error = max(1, round(100 * self.error))
-        share = f"{100 * self.share:.0f}" if self.share >= 0.01 else "less than 1"
-        return f"about {share} % (± {error}) of the samples"
-
-    @property
-    def cell(self) -> str:
-        """For a table."""
-        return str(self.hits) if self.exact else f"~{self.count}" if self.hits else "0?"
 
 
 def looked(length: int) -> int:

@@ -1,11 +1,57 @@
-"""Which samples of one dataset the ranks hold, and which they were handed, in a pass."""
+"""Which samples of one dataset the ranks hold, and which they were handed, in a pass.
+
+Exact where the sums or the bits of all samples tell, and else estimated by a sketch, with an error.
+"""
 
 from dataclasses import dataclass
+from math import sqrt
 
 from torchtally.observed import sets
 from torchtally.observed.causes import Lines
 from torchtally.observed.line import Samples
-from torchtally.observed.sets import Amount
+
+
+@dataclass(frozen=True)
+class Amount:
+    """How many of `total` samples, by `hits` of the `looked` ones that were looked at."""
+
+    hits: int
+    looked: int
+    total: int
+
+    @property
+    def exact(self) -> bool:
+        return self.looked >= self.total
+
+    @property
+    def share(self) -> float:
+        return self.hits / self.looked if self.looked else 0.0
+
+    @property
+    def error(self) -> float:
+        """Two standard errors of the share; for none or all of them, by the rule of three."""
+        if self.exact or not self.looked:
+            return 0.0
+        p = self.share
+        return 3 / self.looked if p in (0.0, 1.0) else 2 * sqrt(p * (1 - p) / self.looked)
+
+    @property
+    def count(self) -> int:
+        return round(self.share * self.total)
+
+    def __str__(self) -> str:
+        if self.exact:
+            return f"{self.hits} of {self.total} samples"
+        if not self.hits:
+            return "none of the samples that were looked at"
+        error = max(1, round(100 * self.error))
+        share = f"{100 * self.share:.0f}" if self.share >= 0.01 else "less than 1"
+        return f"about {share} % (± {error}) of the samples"
+
+    @property
+    def cell(self) -> str:
+        """For a table."""
+        return str(self.hits) if self.exact else f"~{self.count}" if self.hits else "0?"
 
 
 @dataclass(frozen=True)
@@ -57,7 +103,7 @@ class Shares:
         return self.amount(held & ~self.all_handed.bits, held)
 
     @property
-    def doubled(self) -> Amount:
+    def duplicated(self) -> Amount:
         more = sets.more_than_once(self.handed.values(), self.twice)
         return self.amount(more, self.all_held.bits)
 

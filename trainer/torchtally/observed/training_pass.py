@@ -8,8 +8,7 @@ from torchtally.observed import causes, sets
 from torchtally.observed.causes import Lines
 from torchtally.observed.data import Data
 from torchtally.observed.finding import Finding, Sign, fault, note, numbers, ranks, right
-from torchtally.observed.sets import Amount
-from torchtally.observed.shares import Shares
+from torchtally.observed.shares import Amount, Shares
 
 _SOME = 0.02  # of the samples that are looked at: less can be chance
 _SAMPLER = (
@@ -19,20 +18,20 @@ _SAMPLER = (
 
 @dataclass(frozen=True)
 class Counted:
-    """What a pass of all ranks comes to. `lost` and `doubled` are None where they cannot be told."""
+    """What a pass of all ranks comes to. `lost` and `duplicated` are None where they cannot be told."""
 
     findings: tuple[Finding, ...]
     samples: int | None = None  # to hand out
     lost: Amount | None = None
-    doubled: Amount | None = None
+    duplicated: Amount | None = None
 
     @property
     def is_judged(self) -> bool:
         """Whether it is right, or it could be seen that few or no samples are duplicated or, of a whole pass, lost."""
         if any(each.sign is Sign.RIGHT for each in self.findings):
             return True
-        seen = [each.share for each in (self.doubled, self.lost) if each]
-        return self.doubled is not None and max(seen) <= _SOME
+        seen = [each.share for each in (self.duplicated, self.lost) if each]
+        return self.duplicated is not None and max(seen) <= _SOME
 
 
 def judge(lines: Lines, data: Data, world: int, elsewhere: int) -> Counted:
@@ -73,7 +72,7 @@ def _alone(lines: Lines, shares: Shares) -> Counted:
         found = [_share_drawn(shares)]
     if not found:
         found = [note("alone", f"{shares.all_handed.count} samples are handed out of {shares.size}")]
-    return Counted(tuple(found), shares.size, None, None if causes.replaces(lines) else shares.doubled)
+    return Counted(tuple(found), shares.size, None, None if causes.replaces(lines) else shares.duplicated)
 
 
 def _of_own_data(lines: Lines, data: Data) -> Finding:
@@ -115,7 +114,7 @@ def _parts(lines: Lines) -> str:
 
 def _replacing(lines: Lines, shares: Shares) -> Counted:
     if len(_alike(lines)) == 1:
-        return Counted((_all_alike(lines, shares),), shares.size, shares.lost, shares.doubled)
+        return Counted((_all_alike(lines, shares),), shares.size, shares.lost, shares.duplicated)
     return Counted((_share_drawn(shares),), shares.size)
 
 
@@ -127,7 +126,7 @@ def _share_drawn(shares: Shares) -> Finding:
 
 def _divided(lines: Lines, shares: Shares, world: int) -> Counted:
     whole = all(line.whole for line in lines.values())
-    counted = shares.size, shares.lost if whole else None, shares.doubled
+    counted = shares.size, shares.lost if whole else None, shares.duplicated
     if shares.once:
         none = Amount(0, shares.size, shares.size)
         told = "each sample handed out exactly once"
@@ -135,12 +134,12 @@ def _divided(lines: Lines, shares: Shares, world: int) -> Counted:
     classes = _alike(lines)
     everything = [rank for rank, each in shares.handed.items() if sets.equal(each, shares.held[rank])]
     if shares.one_part and len(everything) == world:
-        doubled = Amount(shares.size, shares.size, shares.size)
+        duplicated = Amount(shares.size, shares.size, shares.size)
         order = " in the same order" if len(classes) == 1 else ""
         why = causes.places(lines) or _SAMPLER
         text = f"each rank is handed all {shares.size} samples{order}, and no sampler divides them: {why}"
         if not _peers(lines, classes):
-            return Counted((fault("not sharded", text),), shares.size, Amount(0, shares.size, shares.size), doubled)
+            return Counted((fault("not sharded", text),), shares.size, Amount(0, shares.size, shares.size), duplicated)
     if len(classes) == 1:
         return Counted((_all_alike(lines, shares),), *counted)
     if 1 < len(classes) < world and len({len(each) for each in classes}) == 1:
@@ -184,7 +183,7 @@ def _of_classes(lines: Lines, shares: Shares, classes: list[list[int]]) -> Count
         others = f", and {shares.lost} go to no rank" if shares.lost.hits else ""
         why = causes.places(lines) or "pass rank=dist.get_rank() and its world size to the sampler"
         found = fault("alike", f"{told}{others}: {why}")
-        return Counted((found,), shares.size, shares.lost, shares.doubled)
+        return Counted((found,), shares.size, shares.lost, shares.duplicated)
     meant = "as their process groups say" if _peers(lines, classes) else "right if they hold parts of one model"
     counted = _divided(one_of_each, rest, len(classes))
     known = [each for each in counted.findings if each.sign is not Sign.RIGHT]  # nobody knows what the groups are for
@@ -199,16 +198,16 @@ def _is_local(lines: Lines) -> bool:
 
 
 def _uneven(lines: Lines, shares: Shares, world: int) -> Iterator[Finding]:
-    lost, doubled = shares.lost, shares.doubled
+    lost, duplicated = shares.lost, shares.duplicated
     whole = all(line.whole for line in lines.values())
     if not whole:
         goes_round = shares.all_handed.count > shares.size and causes.divides(lines) and not causes.places(lines)
         if orders := causes.orders_apart(lines):
-            yield fault("overlap", f"{doubled} go to more than one rank: {orders}")
+            yield fault("overlap", f"{duplicated} go to more than one rank: {orders}")
         elif goes_round and (times := shares.times):
             yield right(f"each sample handed out {times} times")
-        elif doubled.share > _SOME and causes.is_plain(lines) and not goes_round:
-            yield fault("overlap", f"{doubled} go to more than one rank: {causes.of_overlap(lines)}")
+        elif duplicated.share > _SOME and causes.is_plain(lines) and not goes_round:
+            yield fault("overlap", f"{duplicated} go to more than one rank: {causes.of_overlap(lines)}")
         elif _goes_over_all(lines, shares):
             told = f"no sampler divides the samples, so a whole pass hands out all {shares.size} to each rank"
             yield note("not divided", f"{told}: {_SAMPLER}")
@@ -228,14 +227,14 @@ def _uneven(lines: Lines, shares: Shares, world: int) -> Iterator[Finding]:
     most = last_batches(lines)
     if not shares.one_part and shares.parts_overlap.share > _SOME:
         yield _own_splits(lines, shares)
-    elif lost.share > _SOME and doubled.share > _SOME:
-        yield _may_be_meant(lines, "overlap", f"{lost} go to no rank, and {doubled} to more than one", shares)
+    elif lost.share > _SOME and duplicated.share > _SOME:
+        yield _may_be_meant(lines, "overlap", f"{lost} go to no rank, and {duplicated} to more than one", shares)
     elif extra < 0 and causes.chooses(lines):
         yield note("chosen", f"{lost} are not among those that {causes.names(lines)} hands out")
     elif extra < 0 and -extra > most:
         yield _may_be_meant(lines, "lost", f"{-extra} of {shares.size} samples go to no rank", shares)
-    elif extra > most or (doubled.share > _SOME and extra > most - world):
-        yield _may_be_meant(lines, "doubled", f"{extra} samples are handed out more than once", shares)
+    elif extra > most or (duplicated.share > _SOME and extra > most - world):
+        yield _may_be_meant(lines, "duplicated", f"{extra} samples are handed out more than once", shares)
     elif extra > 0:
         yield from _padded(shares, extra)
     elif extra < 0:
@@ -281,7 +280,7 @@ def _own_splits(lines: Lines, shares: Shares) -> Finding:
     return fault(
         "own splits",
         "the parts of the dataset that the ranks hold overlap in part, as if each rank had drawn a split of its own: "
-        f"{shares.lost} go to no rank, and {shares.doubled} to more than one; give random_split the same "
+        f"{shares.lost} go to no rank, and {shares.duplicated} to more than one; give random_split the same "
         "generator=torch.Generator().manual_seed(...) on all ranks",
     )
 

@@ -95,7 +95,7 @@ def _chart(name: str, rows: list[Row], began_again: list[Row]) -> Chart:
     marked: list[Row] = [{**row, "trained": row["where"] - 1} for row in began_again]
     return Chart(
         name=f"curve-{name.replace(' ', '-')}",
-        label=f"Curve of {name} over {last:g} epochs, from {values[0]:.4g} to {values[-1]:.4g}.",
+        label=f"Curve of {name} over {last:g} epoch{'s' * (last != 1)}, from {values[0]:.4g} to {values[-1]:.4g}.",
         height=190,
         spec={"layer": layers},
         rows={"values": rows, "restarts": marked},

@@ -11,6 +11,7 @@ from torchtally.page.chart import HOW_TO_ZOOM, Chart, Row, coloured
 from torchtally.page.markup import Html, details, element, table
 from torchtally.record.sentences import date, duration
 from torchtally.verifier.outcome import Outcome
+from torchtally.verifier.phrasing import counted
 
 TITLE = "Observed training"
 _FAULT, _NOTE, _RIGHT, _OPEN, _UNSEEN = "fault", "note", "as expected", "not judged", "no line in these logs"
@@ -103,7 +104,7 @@ def _map(loader: Observed, name: str) -> Chart:
                 {"field": "state", "title": "samples"},
                 {"field": "handed", "title": "handed out"},
                 {"field": "lost", "title": "lost by all ranks"},
-                {"field": "doubled", "title": "duplicated by all ranks"},
+                {"field": "duplicated", "title": "duplicated by all ranks"},
             ],
             said="datum.who + ', pass ' + datum.pass + ': ' + datum.state",
             **({"values": [*range(1, passes + 1)]} if passes <= _FEW else {}),
@@ -113,7 +114,7 @@ def _map(loader: Observed, name: str) -> Chart:
         layers.append(shard_map.cross_layer(ranks, _FAULT))
     return Chart(
         name=name,
-        label=f"Shard map of {loader.loader}: {ranks} ranks over {passes} passes.",
+        label=f"Shard map of {loader.loader}: {counted(ranks, 'rank')} over {passes} pass{'es' * (passes != 1)}.",
         height=shard_map.height(ranks),
         spec={"layer": layers},
         rows={"cells": cells},
@@ -133,7 +134,7 @@ def _cells(loader: Observed, ranks: int) -> Iterator[Row]:
             "end": last.number + 1.5,
             "pass": report.span(first, last),
             "lost": str(counted.lost or "not known"),
-            "doubled": str(counted.doubled or "not known"),
+            "duplicated": str(counted.duplicated or "not known"),
         }
         state = _state(loader, first)
         total = sum(line.samples for line in lines.values())

@@ -9,12 +9,13 @@ from typing import Any
 from torchtally.page.chart import Chart, Row, Spec, coloured, restarts, zoom
 from torchtally.page.wrong import DROPPED, EXACT, UNCHECKED, WRONG, Place, doubted, places, state_of
 from torchtally.proof.line import TallyLine
+from torchtally.verifier.phrasing import counted
 from torchtally.verifier.problem import Block
 from torchtally.verifier.verdict import Verdict
 
 _UNSEEN = "no line in these logs"
 _COLOURS = {EXACT: "@exact", DROPPED: "@dropped", WRONG: "@wrong", UNCHECKED: "@unchecked", _UNSEEN: "@unseen"}
-_KINDS = {"lost": "@lost", "duplicated": "@doubled"}
+_KINDS = {"lost": "@lost", "duplicated": "@duplicated"}
 ALL = -1  # the row of all ranks together
 FEW = 40  # ranks, whose rows have room between them
 _LABELED = 24  # epochs that have a label each
@@ -30,7 +31,7 @@ class _Cell:
     end: float
     state: str
     lost: int | None
-    doubled: int | None
+    duplicated: int | None
 
 
 def chart(verdict: Verdict, phase: str, began_again: list[Row]) -> Chart:
@@ -54,7 +55,7 @@ def chart(verdict: Verdict, phase: str, began_again: list[Row]) -> Chart:
                 {"field": "end", "title": "before epoch", "format": ",~r"},
                 {"field": "state", "title": "samples"},
                 {"field": "lost"},
-                {"field": "doubled"},
+                {"field": "duplicated"},
             ],
             said="datum.who + ' from epoch ' + datum.begin + ' on: ' + datum.state",
             **_epoch_axis(epochs),
@@ -67,7 +68,7 @@ def chart(verdict: Verdict, phase: str, began_again: list[Row]) -> Chart:
         layers.append(restarts("where"))
     return Chart(
         name=f"map-{[*lines[0].plan].index(phase)}",
-        label=f"Shard map of the phase {phase}: {ranks} ranks over {epochs} epochs.",
+        label=f"Shard map of the phase {phase}: {counted(ranks, 'rank')} over {counted(epochs, 'epoch')}.",
         height=height(ranks),
         spec={"layer": layers, "resolve": {"scale": {"color": "independent", "shape": "independent"}}},
         rows={"cells": [asdict(cell) for cell in cells], "marks": marks, "restarts": began_again},
@@ -246,7 +247,7 @@ def _of_rank(row: int, lines: list[TallyLine], doubts: Set[Block], *, many: bool
     for line in lines:
         start = 0 if row == ALL else line.start
         begin, end = line.epoch + start / line.n, line.epoch + (1 if line.end is None else line.end / line.n)
-        cell = _Cell(row, _rounded(begin), _rounded(end), state_of(line, doubts), line.lost, line.doubled)
+        cell = _Cell(row, _rounded(begin), _rounded(end), state_of(line, doubts), line.lost, line.duplicated)
         if many and cells and (cells[-1].end, cells[-1].state) == (cell.begin, cell.state):
             cell = _joined(cells.pop(), cell)
         cells.append(cell)
@@ -267,7 +268,8 @@ def _with_one_that_is_wrong(cells: list[_Cell]) -> Iterator[_Cell]:
 
 
 def _joined(one: _Cell, other: _Cell) -> _Cell:
-    return replace(one, end=other.end, lost=_sum(one.lost, other.lost), doubled=_sum(one.doubled, other.doubled))
+    lost, duplicated = _sum(one.lost, other.lost), _sum(one.duplicated, other.duplicated)
+    return replace(one, end=other.end, lost=lost, duplicated=duplicated)
 
 
 def _sum(one: int | None, other: int | None) -> int | None:

@@ -7,6 +7,7 @@ from torchtally.page.markup import Html, details, element
 from torchtally.record.sentences import date, duration
 from torchtally.verifier.conclusion import conclusion
 from torchtally.verifier.outcome import Outcome
+from torchtally.verifier.phrasing import counted
 
 _SHOWN = 6  # problems; the others on request
 _MOST = 500  # problems
@@ -52,7 +53,7 @@ def box(mark: str, outcome: Outcome, sentence: str, problems: list[str], notes: 
         element("strong", f"{mark} {outcome.capitalize()}".lstrip()),
         element("span", sentence[:1].upper() + sentence[1:]),
         _listed([*shown, *notes[:_MOST]]),
-        details(f"{len(problems) - _SHOWN} more problems", _listed(others)) if others else None,
+        details(f"{counted(len(problems) - _SHOWN, 'more problem')}", _listed(others)) if others else None,
         class_=f"verdict {outcome}",
         aria_label="Verdict",
     )

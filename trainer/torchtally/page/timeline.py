@@ -4,6 +4,7 @@ from torchtally.page import life_parts
 from torchtally.page.chart import Chart, Row, Spec, coloured, zoom
 from torchtally.page.life_parts import Lived
 from torchtally.record.sentences import date, duration
+from torchtally.verifier.phrasing import counted
 
 _COLOURS = {
     life_parts.SCHEDULES: "@schedules",
@@ -152,7 +153,7 @@ def chart(found: list[Lived]) -> Chart:
     }
     return Chart(
         name="timeline",
-        label=f"Timeline of {len(pods)} pods over {duration(end - begin)}.",
+        label=f"Timeline of {counted(len(pods), 'pod')} over {duration(end - begin)}.",
         height=min(max(26 * len(pods), 80), 560),
         spec=spec,
         rows={"parts": parts, "ends": ends},

@@ -56,7 +56,7 @@ def state_of(line: TallyLine, doubts: Set[Block]) -> str:
     fine = DROPPED if line.dropped else EXACT
     if line.block not in doubts or expected.is_right(line):
         return fine
-    if (line.lost, line.doubled) != (0, 0):
+    if (line.lost, line.duplicated) != (0, 0):
         return WRONG
     try:
         difference = expected.difference(line)
@@ -84,6 +84,6 @@ def _of_line(line: TallyLine) -> Iterator[Place]:
         part = each.positions
         yield Place(line, part.first, part.first + (part.count - 1) * part.stride, part.count, each.times)
     if stretches is None:
-        for times, indices in ((-1, line.lost_indices), (1, line.doubled_indices)):
+        for times, indices in ((-1, line.lost_indices), (1, line.duplicated_indices)):
             inside = tuple(index for index in indices if 0 <= index < line.n)
             yield from (Place(line, each, each, 1, times) for each in expected.positions(line, inside))

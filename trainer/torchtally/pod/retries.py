@@ -53,8 +53,8 @@ class Retries:
         if record.failures > self._allowed:
             self._forget(self._name)
             raise Exhausted(
-                f"{self._pod} has started {record.failures} times without progress, and TORCHTALLY_RETRIES is "
-                f"{self._allowed}; the last start ended with: {record.last}"
+                f"{self._pod} has started {record.failures} time{'s' * (record.failures > 1)} without progress, "
+                f"and TORCHTALLY_RETRIES is {self._allowed}; the last start ended with: {record.last}"
             )
         self._record = record
         self._write(replace(record, failures=record.failures + 1, last=_KILLED))

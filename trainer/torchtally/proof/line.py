@@ -137,11 +137,11 @@ class TallyLine(Accounted):
     drawn_digest: Annotated[bytes | None, _drawn, OF_A_RANK] = None
     # Of a mixture: weight, samples, and rows of each source; of "all" alone.
     mixture: Annotated[Mapping[str, Counts] | None, _mixture, OF_A_RANK] = None
-    lost: Annotated[int | None, _count("doubled"), OF_A_RANK]  # samples; both are null if too many to count
-    doubled: Annotated[int | None, _count("lost"), OF_A_RANK]
-    # Some of them, and only where `lost` or `doubled` is not 0. A duplicated index may lie outside of the dataset.
+    lost: Annotated[int | None, _count("duplicated"), OF_A_RANK]  # samples; both are null if too many to count
+    duplicated: Annotated[int | None, _count("lost"), OF_A_RANK]
+    # Some of them, and only where `lost` or `duplicated` is not 0. A duplicated index may lie outside of the dataset.
     lost_indices: Annotated[tuple[int, ...], _named("lost", 0, None), OF_A_RANK] = ()
-    doubled_indices: Annotated[tuple[int, ...], _named("doubled", -HUGE, HUGE - 1), OF_A_RANK] = ()
+    duplicated_indices: Annotated[tuple[int, ...], _named("duplicated", -HUGE, HUGE - 1), OF_A_RANK] = ()
 
     @property
     def block(self) -> tuple[str, int]:
@@ -187,7 +187,7 @@ class TallyLine(Accounted):
 
     def values(self) -> dict[str, Any]:
         """All fields, as JSON has them."""
-        lists: dict[str, Any] = {"lost_indices": [*self.lost_indices], "doubled_indices": [*self.doubled_indices]}
+        lists: dict[str, Any] = {"lost_indices": [*self.lost_indices], "duplicated_indices": [*self.duplicated_indices]}
         lists["sizes"] = stated_runs(self.sizes)
         for name in ("dropped_digest", "drawn_digest"):
             packed: bytes | None = getattr(self, name)
@@ -198,8 +198,8 @@ class TallyLine(Accounted):
         """The fields that the line has: not indices where nothing is wrong, and no optional field that is None."""
         values = self.values()
         left_out = {name for name in _MAY_BE_NONE if values[name] is None}
-        if not self.lost and not self.doubled:
-            left_out |= {"lost_indices", "doubled_indices"}
+        if not self.lost and not self.duplicated:
+            left_out |= {"lost_indices", "duplicated_indices"}
         return {"v": VERSION} | {name: value for name, value in values.items() if name not in left_out}
 
     @classmethod

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-HEADER = ("phase", "epoch", "pod", "rank", "expected", "consumed", "lost", "doubled")
+HEADER = ("phase", "epoch", "pod", "rank", "expected", "consumed", "lost", "duplicated")
 _LEFT = ("phase", "pod")
 _POD_WIDTH = 16  # longer names widen it
 _MANY = 64  # ranks; beyond, rank 0 shows only those that are wrong
@@ -23,7 +23,7 @@ def shown(value: object) -> str:
 
 def wrong(line: Mapping[str, Any]) -> bool:
     """Whether a line says that something was lost or duplicated."""
-    return (line["lost"], line["doubled"]) != (0, 0)
+    return (line["lost"], line["duplicated"]) != (0, 0)
 
 
 def aligned(rows: Iterable[Sequence[str]]) -> list[str]:

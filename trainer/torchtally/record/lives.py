@@ -23,6 +23,7 @@ class Lives:
         self._processes: int | None = None
         self._versions: Mapping[str, str] = {}
         self._options: str | None = None
+        self._stays = False  # from the first attempt on: the job is not elastic
         self._reporting: set[int] = set()  # ranks of events
         self._tallied: set[int] = set()  # ranks of tally lines, which may be numbered otherwise
 
@@ -39,6 +40,7 @@ class Lives:
                 self._processes = event.processes
                 self._versions = {name: getattr(event, name) for name in ("torchtally", "torch", "python")}
                 self._options = event.options
+                self._stays = event.min_pods == event.max_pods
             case events.Rendezvous():
                 self._note(time, rendezvous=time)
             case events.Data():
@@ -88,19 +90,23 @@ class Lives:
         return min([0.0, *(each for each in possible if abs(each) > _AHEAD)], key=lambda each: (empty(each), abs(each)))
 
     @property
-    def pod(self) -> Pod:
+    def attempts(self) -> Iterator[tuple[str, int]]:
+        """Those of each run of which this pod has told."""
+        return ((life.run, life.attempt) for life in self._lives if life.run is not None and life.attempt is not None)
+
+    def pod(self, first_attempts: Mapping[str, int]) -> Pod:
+        """The whole. `first_attempts`: by run, the first one of which any pod has told."""
         return Pod(
             name=self.name,
             ranks=tuple(sorted(self._tallied or self._reporting)),
             processes=self._processes,
             versions=self._versions,
             options=self._options,
-            lives=tuple(self._joined()) or (Life(),),
+            lives=tuple(self._whole(first_attempts)) or (Life(),),
         )
 
-    @property
-    def restarts(self) -> Iterator[Restart]:
-        for life, following in pairwise(self._joined()):
+    def restarts(self, first_attempts: Mapping[str, int]) -> Iterator[Restart]:
+        for life, following in pairwise(self._whole(first_attempts)):
             moments = (life.ended, life.last, following.started, following.container, following.created)
             yield Restart(
                 time=next((each for each in moments if each is not None), 0.0),
@@ -111,6 +117,15 @@ class Lives:
                 kind=life.kind,
                 cause=life.cause,
             )
+
+    def _whole(self, first_attempts: Mapping[str, int]) -> list[Life]:
+        """The lives, before them those whose logs are gone with a pod of this name: of the attempts before them."""
+        lives = self._joined()
+        for known, life in enumerate(lives):
+            if self._stays and life.run is not None and life.attempt is not None:
+                first = first_attempts.get(life.run, life.attempt)
+                return [*(Life(run=life.run, attempt=each) for each in range(first, life.attempt - known)), *lives]
+        return lives
 
     def _of_run(self, run: str | None, attempt: int | None, time: float, **moments: Any) -> None:
         """A rank's event. Without an entry point, a higher attempt of the run is all that tells a start."""

@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, TextIO
 
 from torchtally import events
@@ -68,10 +69,13 @@ class Record(Log):
             self._observation, self._judged = judge(self.observed), self.observed.count
             for pod, rank in {(each.process.pod, each.rank) for each in self.observed.handed.values()}:
                 self._lives(pod).tallied(rank)
-        pods = [lives.pod for lives in self._pods.values()]
+        first_attempts: dict[str, int] = {}
+        for run, attempt in chain.from_iterable(lives.attempts for lives in self._pods.values()):
+            first_attempts[run] = min(attempt, first_attempts.get(run, attempt))
+        pods = [lives.pod(first_attempts) for lives in self._pods.values()]
         pods.sort(key=lambda pod: (pod.ranks[:1] or (float("inf"),), pod.name))
         restarts = sorted(
-            (restart for lives in self._pods.values() for restart in lives.restarts),
+            (restart for lives in self._pods.values() for restart in lives.restarts(first_attempts)),
             key=lambda restart: (restart.time, restart.pod),
         )
         return Snapshot(
@@ -94,7 +98,7 @@ class Record(Log):
         if lines.pod not in self._pods:
             return 0.0
         pod = self._pods[lines.pod]
-        lives = pod.pod.lives
+        lives = pod.pod({}).lives
         ends = [life.ended for life in lives if life.ended is not None]
         # The start of the next one, of which a kill leaves no other trace.
         ends += [life.started for life in lives[1:] if life.started is not None]

@@ -59,7 +59,7 @@ class ParquetFiles(Shards):
             raise Refused("columns=[] must name at least one column")
         for url, footer in zip(self._urls, self._footers, strict=True):
             if missing := [name for name in self._columns or () if name not in footer.columns]:
-                raise Refused(f"{url} has no column {missing[0]!r}; its columns are {', '.join(footer.columns)}")
+                raise Refused(f"{url} has no column {missing[0]!r}: choose columns from {', '.join(footer.columns)}")
         # Of each shard: its file, and its row group there.
         self._places = [
             (file, group) for file, footer in enumerate(self._footers) for group in range(len(footer.row_groups))

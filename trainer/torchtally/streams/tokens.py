@@ -55,7 +55,10 @@ class TokenFiles(Shards):
         self._files = Opener(urls, local, cache_limit)
         for url, size in zip(urls, self._files.sizes, strict=True):
             if size % self._dtype.itemsize:
-                raise Refused(f"{url} has {size} bytes, which are not whole tokens of {dtype}")
+                raise Refused(
+                    f"{url} has {size} bytes, which are not whole tokens of {dtype}: pass the dtype of "
+                    "the file, or copy it again"
+                )
         tokens = [size // self._dtype.itemsize for size in self._files.sizes]
         rows = [max(0, each - 1) // block for each in tokens]
         check_distinct(urls, rows)

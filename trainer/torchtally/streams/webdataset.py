@@ -90,7 +90,10 @@ class TarFiles(Shards):
         first, *lines = part(index, 0).decode().splitlines()
         expected = f"{_VERSION} {self.shard_sizes[shard]}"
         if first != expected or len(lines) != self.shard_sizes[shard]:
-            raise Refused(f"{index} begins with {first!r} and has {len(lines)} samples, and {expected!r} is expected")
+            raise Refused(
+                f"{index} begins with {first!r} and has {len(lines)} samples, and {expected!r} is expected: make it "
+                f"again with `python -m torchtally.streams.webdataset {basename(url)}`"
+            )
         end = _end_of(lines, index)
         with self._files.open(shard) as file:
             opened = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -164,7 +167,10 @@ def _samples_in(url: str) -> int:
         raise Refused(f"{missing}: `python -m torchtally.streams.webdataset {basename(url)}` makes it") from None
     version, _, number = first.partition(" ")
     if version != _VERSION or not number.isdecimal():
-        raise Refused(f"{index} begins with {first!r}, and must begin with {_VERSION!r} and the number of samples")
+        raise Refused(
+            f"{index} begins with {first!r}, and must begin with {_VERSION!r} and the number of samples: make it again "
+            f"with `python -m torchtally.streams.webdataset {basename(url)}`"
+        )
     return int(number)
 
 

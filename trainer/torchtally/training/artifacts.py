@@ -28,7 +28,7 @@ from torchtally.training.task import Task
 
 MODEL, PROOF = "model.pt", proof_file.NAME
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-_WRITE_TIMEOUT = 240.0  # seconds of retries; less than handshake.COLLECTIVE_TIMEOUT, in which the other ranks wait
+_WRITE_TIMEOUT = 240.0  # seconds of retries; less than process_group.COLLECTIVE_TIMEOUT, in which the other ranks wait
 _WRITE_INTERVAL = 10  # seconds
 
 

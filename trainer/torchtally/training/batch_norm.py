@@ -18,7 +18,7 @@ def contract(options: Training, model: nn.Module, n: int, account: Account) -> C
     chosen = options.contract or ("drop_last" if with_batch_norm else "exact")
     everything = Shard(n=n, rank=account.rank, world=world, contract=chosen).total
     if not everything:
-        raise Refused(f"--contract {chosen} leaves none of {n} samples for {world} ranks")
+        raise Refused(f"--contract {chosen} leaves none of {n} samples for {world} ranks: use fewer ranks, or exact")
     if with_batch_norm and options.contract is None and account.rank == 0:
         log.info(
             "the model has BatchNorm, which cannot take a batch of one row, so the contract is drop_last: "

@@ -202,12 +202,13 @@ class Loop:
     def _say_where(self, resumed: bool) -> None:
         account, n = self._account, len(self._train)
         epoch, position, _ = account.reached
+        ranks = f"{account.world} rank{'s' * (account.world > 1)}"
         if epoch > self._options.epochs:
             how = "is complete"
         elif resumed:
-            how = f"resumes at epoch {epoch}, position {position} of {n}, with {account.world} ranks"
+            how = f"resumes at epoch {epoch}, position {position} of {n}, with {ranks}"
         else:
-            how = f"begins: {n} samples an epoch, {account.world} ranks"
+            how = f"begins: {n} samples an epoch, {ranks}"
         log.info(f"run {account.source.run} {how}")
 
 

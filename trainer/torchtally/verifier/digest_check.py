@@ -31,15 +31,14 @@ def faults(line: TallyLine) -> Iterator[str]:
         if line.lost is None:  # as the trainer has it then
             return
     counts = _counts(line, stretches)
-    if counts == (0, 0) != (line.lost, line.doubled):
+    if counts == (0, 0) != (line.lost, line.duplicated):
         yield f"{_says(line)} lost or duplicated samples, but {_its(line)} digest is that of the whole shard"
         return
     named = "; ".join(diagnosis.describe(line, stretches))
-    if counts != (line.lost, line.doubled):
-        lost, doubled = counts
-        yield (
-            f"{_says(line)} {_claim(line)}, but {_its(line)} digest shows {lost} lost and {doubled} duplicated: {named}"
-        )
+    if counts != (line.lost, line.duplicated):
+        lost, duplicated = counts
+        shows = f"{_its(line)} digest shows {lost} lost and {duplicated} duplicated"
+        yield f"{_says(line)} {_claim(line)}, but {shows}: {named}"
     else:
         yield from (f"{who([line.rank])}: {text}" for text in diagnosis.describe_ranges(line, stretches))
     for text in _misnamed(line, stretches):
@@ -55,7 +54,7 @@ def _counts(line: TallyLine, stretches: list[Stretch]) -> tuple[int, int]:
 def _misnamed(line: TallyLine, stretches: list[Stretch]) -> Iterator[str]:
     """Names that contradict the digest. The line names up to eight of each: all of them if there are fewer."""
     name = "all ranks together name" if line.rank == "all" else f"rank {line.rank} names"
-    for what, sign, names in (("lost", -1, line.lost_indices), ("doubled", 1, line.doubled_indices)):
+    for what, sign, names in (("lost", -1, line.lost_indices), ("duplicated", 1, line.duplicated_indices)):
         inside = tuple(sorted({index for index in names if 0 <= index < line.n}))
         if len(strays := sorted({*names} - {*inside})) > line.outside:
             yield f"{name} {', '.join(map(str, strays))} as {what}, outside of 0 to {line.n - 1}"
@@ -70,22 +69,22 @@ def _misnamed(line: TallyLine, stretches: list[Stretch]) -> Iterator[str]:
 
 def _can_be(line: TallyLine, difference: Digest) -> bool:
     """Whether the line can be true though its digest is too far off to be decoded."""
-    if line.lost is None or line.doubled is None:
+    if line.lost is None or line.duplicated is None:
         return True
-    lost, doubled = line.lost_indices, tuple(index for index in line.doubled_indices if 0 <= index < line.n)
-    really_doubled = line.doubled - line.outside
-    if (len(lost), len(doubled)) == (line.lost, really_doubled):  # all are named, up to 8 of each
-        named = expected.of_samples(line, doubled) - expected.of_samples(line, lost)
+    lost, duplicated = line.lost_indices, tuple(index for index in line.duplicated_indices if 0 <= index < line.n)
+    really_duplicated = line.duplicated - line.outside
+    if (len(lost), len(duplicated)) == (line.lost, really_duplicated):  # all are named, up to 8 of each
+        named = expected.of_samples(line, duplicated) - expected.of_samples(line, lost)
         return named.of_positions == difference.of_positions
-    return line.lost + really_doubled > (_FEW if expected.CAN_NAME else 0)
+    return line.lost + really_duplicated > (_FEW if expected.CAN_NAME else 0)
 
 
 def _claim(line: TallyLine) -> str:
     if line.lost is None:
         return "too many lost or duplicated samples to count"
-    return (
-        f"{line.lost} lost and {line.doubled} duplicated" if line.lost or line.doubled else "nothing lost or duplicated"
-    )
+    if line.lost or line.duplicated:
+        return f"{line.lost} lost and {line.duplicated} duplicated"
+    return "nothing lost or duplicated"
 
 
 def _says(line: TallyLine) -> str:

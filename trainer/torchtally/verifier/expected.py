@@ -135,7 +135,7 @@ def samples(line: TallyLine, positions: list[int]) -> list[int]:
 
 def is_right(line: TallyLine) -> bool:
     """Whether a rank's line reports no fault and its numbers and digest are the expected ones."""
-    if line.rank == "all" or line.lost != 0 or line.doubled != 0 or line.dropped:
+    if line.rank == "all" or line.lost != 0 or line.duplicated != 0 or line.dropped:
         return False
     if line.drawn_digest:
         return line.expected == line.consumed == size(line) and line.digest == line.drawn_digest

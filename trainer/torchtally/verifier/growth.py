@@ -7,7 +7,7 @@ from operator import attrgetter
 from torchtally.proof.line import Attempt, TallyLine
 from torchtally.proof.run_summary import RunSummary
 from torchtally.verifier.line_groups import Lines
-from torchtally.verifier.phrasing import attempt_names
+from torchtally.verifier.phrasing import attempt_names, counted
 
 Plan = Mapping[str, int]
 _OF_RUN, _OF_PHASE = attrgetter("task", "seed"), attrgetter("n", "contract", "order", "data")  # which never change
@@ -71,5 +71,5 @@ def _notes(grown: Mapping[Attempt, Plan], plan: Plan) -> Iterator[str]:
     ordered = sorted(grown)
     for attempt, name in zip(ordered, attempt_names(ordered), strict=True):
         longer = [phase for phase in plan if grown[attempt][phase] < plan[phase]]
-        changes = [f"{grown[attempt][phase]} epochs of {phase} (now {plan[phase]})" for phase in longer]
+        changes = [f"{counted(grown[attempt][phase], 'epoch')} of {phase} (now {plan[phase]})" for phase in longer]
         yield f"{name} planned {' and '.join(changes)}"

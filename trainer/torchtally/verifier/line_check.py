@@ -126,20 +126,20 @@ def _faults(line: TallyLine) -> Iterator[str]:
     for source, (weight, _, rows) in (line.mixture or {}).items():
         if rows != (plan := (line.rows_of_sources or {})[source][2]):
             yield f"{name} had {rows} rows of the source {source}, but its weight {weight} makes {plan}"
-    if line.lost is None or line.doubled is None:
+    if line.lost is None or line.duplicated is None:
         yield f"{name}: too many samples are lost or duplicated to count"
         return
     dropped = line.dropped or 0
-    if line.consumed != (sum_ := line.expected - line.lost + line.doubled - dropped):
+    if line.consumed != (sum_ := line.expected - line.lost + line.duplicated - dropped):
         yield (
             f"{name} consumed {line.consumed}, but "
-            f"expected {line.expected} - lost {line.lost} + doubled {line.doubled}"
+            f"expected {line.expected} - lost {line.lost} + duplicated {line.duplicated}"
             f"{f' - dropped {dropped}' if dropped else ''} = {sum_}"
         )
-    if line.lost or line.doubled:
-        lost, doubled = _named(line.lost, line.lost_indices), _named(line.doubled, line.doubled_indices)
+    if line.lost or line.duplicated:
+        lost, duplicated = _named(line.lost, line.lost_indices), _named(line.duplicated, line.duplicated_indices)
         outside = f", {line.outside} of them outside of the dataset" if line.outside else ""
-        yield f"{name}: {lost} lost, {doubled} duplicated{outside}"
+        yield f"{name}: {lost} lost, {duplicated} duplicated{outside}"
 
 
 def _early_ends(groups: list[Lines]) -> Iterator[str]:
@@ -185,7 +185,7 @@ def _sum_faults(together: TallyLine, groups: list[Lines]) -> Iterator[str]:
         sum_of_digests = Digest((*sum_of_digests.of_positions, *together.accounted_digest.words[OF_POSITIONS:]))
     if names := differing(together.accounted_digest, sum_of_digests):
         yield f"the digest of all ranks together is not the sum of their lines{before}: it differs in {names}"
-    for name in ("lost", "doubled"):  # fewer are possible: one rank may consume what another lost
+    for name in ("lost", "duplicated"):  # fewer are possible: one rank may consume what another lost
         stated, each = getattr(together, name), [getattr(line, name) for line in others]
         if stated is not None and None not in each and stated > sum(each):
             yield f"all ranks together report {name} {stated}, but their lines add up to only {sum(each)}"

@@ -19,7 +19,7 @@ from torchtally.proof.modular import Words
 _COUNTS = struct.Struct(">2Q")
 _WORDS = 2 + digest.WORDS  # of a plain line: expected, consumed, and its digest
 _BYTES = 8 * _WORDS
-_PLAIN = {"pod", "rank", "expected", "consumed", "digest", "lost", "doubled"}
+_PLAIN = {"pod", "rank", "expected", "consumed", "digest", "lost", "duplicated"}
 
 
 class Lines:
@@ -46,7 +46,7 @@ class Lines:
     def add(self, own: Mapping[str, Any]) -> None:
         """Add the line of a rank that has none here, by the fields that are its own."""
         rank = own["rank"]
-        if rank == "all" or own.keys() != _PLAIN or own["lost"] != 0 or own["doubled"] != 0:
+        if rank == "all" or own.keys() != _PLAIN or own["lost"] != 0 or own["duplicated"] != 0:
             self._others[rank] = own
             return
         if (more := rank + 1 - len(self._places)) > 0:
@@ -86,7 +86,7 @@ class Lines:
     @property
     def faulty(self) -> bool:
         """Whether one of the lines reports a sample as lost or duplicated."""
-        return any(own["lost"] != 0 or own["doubled"] != 0 for own in self._others.values())
+        return any(own["lost"] != 0 or own["duplicated"] != 0 for own in self._others.values())
 
     @property
     def plain_ranks(self) -> Words:
@@ -109,7 +109,7 @@ class Lines:
             return None
         numbers = bytes(self._numbers[_BYTES * at : _BYTES * (at + 1)])
         expected, consumed = _COUNTS.unpack_from(numbers)
-        counts = {"expected": expected, "consumed": consumed, "lost": 0, "doubled": 0}
+        counts = {"expected": expected, "consumed": consumed, "lost": 0, "duplicated": 0}
         return {"pod": self._pods[at], "rank": rank, "digest": numbers[_COUNTS.size :], **counts}
 
 

@@ -97,7 +97,7 @@ def _text(verdict: Verdict, good: str, bad: str) -> str:
 
 
 def _is_shown(line: TallyLine) -> bool:
-    return line.rank == "all" or line.world <= _MANY or (line.lost, line.doubled) != (0, 0)
+    return line.rank == "all" or line.world <= _MANY or (line.lost, line.duplicated) != (0, 0)
 
 
 def _sentence(verdict: Verdict, line: TallyLine, good: str, bad: str) -> str:

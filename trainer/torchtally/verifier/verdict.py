@@ -15,7 +15,7 @@ from torchtally.verifier import expected, growth, line_check, lineage, summary_c
 from torchtally.verifier.line_groups import Lines, firsts, in_order
 from torchtally.verifier.log import Complaint, Log
 from torchtally.verifier.outcome import Outcome, Unsuccessful
-from torchtally.verifier.phrasing import attempt_names, numbers
+from torchtally.verifier.phrasing import attempt_names, counted, numbers
 from torchtally.verifier.problem import Block, Problem
 
 
@@ -74,11 +74,11 @@ def judge(log: Log, run: str | None = None, expect_per_pod: int | None = None) -
         return [Verdict(problems=problems, notes=[*log.remarks, *_hint(log)], job=log.job)]
     if run is None:
         return [_judge(log, each, expect_per_pod) for each in log.runs]
+    named = {name: f"{name} ({counted(count, 'line')})" for name, count in counts.items()}
     if run not in log.runs:
-        described = " and ".join(f"{name} ({count} lines)" for name, count in counts.items())
-        raise UnknownRun(f"no tally line of run {run}; found: {described}")
+        raise UnknownRun(f"no tally line of run {run}; found: {' and '.join(named.values())}")
     verdict = _judge(log, run, expect_per_pod)
-    others = [f"run {name} ({counts[name]} lines) is in the same log and was ignored" for name in counts if name != run]
+    others = [f"run {each} is in the same log and was ignored" for name, each in named.items() if name != run]
     verdict.notes[len(log.remarks) : len(log.remarks)] = others
     return [verdict]
 

@@ -264,7 +264,7 @@ def checked(taken: Any, batches: Any, where: str) -> Taken:
     if isinstance(taken, Batch):
         array = whole(taken.indices)
         if array is None:
-            raise Refused(f"{where}: the indices of a Batch must be a list of integers")
+            raise Refused(f"{where}: the indices of a Batch must be a list of integers, and are {taken.indices!r:.80}")
         return Taken(array, taken.data, taken.dropped)
     # Without a batch_sampler, the batches are made by the dataset, or by what drives the loader.
     own = isinstance(batches, data.DataLoader)

@@ -49,7 +49,8 @@ class Facts:
 
 def changed_length(before: int, now: int) -> str:
     """The sentence for a dataset that has another length now."""
-    return f"the dataset had {before} samples when its loader was made, it has {now} now"
+    known = f"the dataset had {before} samples when its loader was made, it has {now} now"
+    return f"{known}: make the loader after the change"
 
 
 def check(dataset: Any, name: str) -> None:

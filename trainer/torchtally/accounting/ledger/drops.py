@@ -65,7 +65,8 @@ class Drops:
         if count := self._reasons.total():
             parts = [f"{number} {reason}" for reason, number in self._reasons.most_common(_SHOWN)]
             more = ", …" * (len(self._reasons) > _SHOWN)
-            log.warning(f"{self._name}: rank {self._rank} has dropped {count} samples: {', '.join(parts)}{more}")
+            samples = f"{count} sample{'s' * (count > 1)}"
+            log.warning(f"{self._name}: rank {self._rank} has dropped {samples}: {', '.join(parts)}{more}")
 
 
 def check(dropped: Any, where: str) -> None:

@@ -205,7 +205,10 @@ class Gradients:
                 how = "is dropped" if batch.left_out else "has no loss"
                 raise Refused(f"{batch.place}: holds() must receive a batch with a loss; this one {how}")
             if not there:
-                raise Refused(f"{batch.place}: holds() must come once its gradients are there, and none are")
+                raise Refused(
+                    f"{batch.place}: holds() must come once its gradients are there, and none are: call it after "
+                    "the loop has put them there, before the step"
+                )
             self._cleared.pop(batch, None)
             for optimizer in there:
                 optimizer.sought.pop(batch, None)

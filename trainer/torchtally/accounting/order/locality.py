@@ -41,7 +41,10 @@ class Locality:
         except ValueError as error:
             raise Refused(f"the sizes of the shard files must be {error}") from None
         if sizes.total != n:
-            raise Refused(f"the sizes of the shard files add up to {sizes.total}, and the dataset has {n} samples")
+            raise Refused(
+                f"the sizes of the shard files add up to {sizes.total}, and the dataset has {n} samples: give each "
+                "file's number of samples"
+            )
         return LocalOrder(window, lanes, sizes)
 
 

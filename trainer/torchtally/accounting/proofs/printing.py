@@ -36,8 +36,8 @@ def line_of(
 ) -> dict[str, Any]:
     """The line of a rank, or of all together. `wrong` is None where it is too much to be known."""
     lost: Wrong = [(-times, some) for times, some in wrong or () if times < 0]
-    doubled: Wrong = [(times, some) for times, some in wrong or () if times > 0]
-    doubled.append((consumed - digest.words[0], np.array(outside, dtype=np.int64)))
+    duplicated: Wrong = [(times, some) for times, some in wrong or () if times > 0]
+    duplicated.append((consumed - digest.words[0], np.array(outside, dtype=np.int64)))
     run, phase = tally.run, tally.phase
     return TallyLine(
         **{**asdict(run), "rank": rank, "pod": pod},
@@ -52,9 +52,9 @@ def line_of(
         dropped_digest=dropped.packed if any(dropped.words) else None,
         drawn_digest=drawn.packed if drawn else None,
         lost=None if wrong is None else _samples(lost),
-        doubled=None if wrong is None else _samples(doubled),
+        duplicated=None if wrong is None else _samples(duplicated),
         lost_indices=_indices(lost),
-        doubled_indices=_indices(doubled),
+        duplicated_indices=_indices(duplicated),
         mixture=phase.mix.counts(tally.shard) if phase.mix and rank == "all" else None,
     ).printed()
 

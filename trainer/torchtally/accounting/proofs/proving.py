@@ -163,11 +163,11 @@ def enforce(proof: Proof, first: bool) -> None:
             text += [table.under(sentence) for sentence in TallyLine.parse(everything).sources]
         standard_output.write("\n".join(text))
     if not proof.holds:
-        lost, doubled = (table.shown(everything[name]) for name in ("lost", "doubled"))
+        lost, duplicated = (table.shown(everything[name]) for name in ("lost", "duplicated"))
         ranks = ", ".join(str(line["rank"]) for line in proof.lines[:-1] if table.wrong(line))
         raise Unproven(
             f"{everything['phase']} epoch {everything['epoch']} is not proved: of {everything['expected']} samples "
-            f"that the contract {everything['contract']} names, {lost} were lost and {doubled} duplicated "
+            f"that the contract {everything['contract']} names, {lost} were lost and {duplicated} duplicated "
             f"(ranks whose shard was wrong: {ranks or 'none'})"
         )
 
@@ -181,8 +181,8 @@ def _named(stretches: list[Stretch] | None, shard: Shard) -> Wrong | None:
 
 
 def _counted(difference: Indices) -> Wrong:
-    lost, doubled = np.flatnonzero(difference < 0), np.flatnonzero(difference > 0)
-    return [(int(difference[where].sum()), where[:NAMED]) for where in (lost, doubled)]
+    lost, duplicated = np.flatnonzero(difference < 0), np.flatnonzero(difference > 0)
+    return [(int(difference[where].sum()), where[:NAMED]) for where in (lost, duplicated)]
 
 
 def _expected_histogram(tally: Tally) -> Indices:

@@ -153,7 +153,10 @@ class Counting:
             if current.ended:
                 raise Refused(f"{current.name}: the loader has more batches; its batch_size must be the sampler's")
             if current.begun_again:
-                raise Refused(f"{current.name}: the loop has begun it again, and continues with its first iterator")
+                raise Refused(
+                    f"{current.name}: the loop has begun it again, and continues with its first iterator: after "
+                    "iter(), take batches of the new one only"
+                )
             if self.checkpoints and current.trains and not current.repeats:
                 self._before_batch(self.checkpoints, current)
             if self.asked.number and current.trains:
@@ -183,7 +186,7 @@ class Counting:
         self.gradients.beside.leave(current)
         if current.handed < current.total:
             raise Unproven(
-                f"{current.name} is not proved: the loader ended after {current.handed} of {current.total} steps"
+                f"{current.name} is not proved: the loader ended after step {current.handed} of {current.total}"
             )
         # The last batches of a loop that fetches ahead, or accumulates, count after the end.
         if not current.trains and current in self._open.all:

@@ -318,7 +318,9 @@ class Progress:
                 if self.stopped is None:
                     hint = "; a phase that only some epochs have is planned by Every, for a resume to make it"
                     hint = hint if self.loaded and isinstance(self._plan[phase], int) and planned < self._last else ""
-                    raise Unproven(f"the plan has {planned} epochs of {phase}, and {made} were made{hint}")
+                    raise Unproven(
+                        f"the plan has {planned} epoch{'s' * (planned > 1)} of {phase}, and {made} were made{hint}"
+                    )
                 if phase in self.phases and self.phases[phase].end is None:
                     self.phases[phase] = replace(self.phases[phase], end=(made + 1, 0))
         if unproven := self.stop_problem(set()):
@@ -335,7 +337,7 @@ class Progress:
 
 def no_step(phase: str, sampler: AnySampler) -> str:
     """The sentence on an epoch without a step."""
-    of = f"{sampler.n} for {sampler.world} ranks, contract {sampler.contract}"
+    of = f"{sampler.n} for {sampler.world} rank{'s' * (sampler.world > 1)}, contract {sampler.contract}"
     if sampler.whole:
         return f"{phase} has no step that all ranks can fill: {of}, and drop_last=True leaves out the others"
     return f"{phase} has no sample: {of}"
