@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 import toy
 from accounts import tallies
-from commands import QUICK, alone
+from commands import FEW, QUICK, alone
 from interrupted import FACTS, Interrupted, Interrupting, InterruptingShared, outcome
 from messages import plain
 from task_runs import reported
@@ -327,9 +327,9 @@ def test_a_task_goes_on_from_an_object_store_in_another_output_folder(
     store: objectstore.Store,
 ) -> None:
     inside, url = environment | store.environment(), store.url("run")
-    first = alone(inside, [*QUICK, "--checkpoints", url])
+    first = alone(inside, [*QUICK, "--checkpoints", url], FEW)
     assert first.returncode == 0, first.stderr
-    second = alone(inside | {"TORCHTALLY_OUTPUT": str(tmp_path / "other")}, [*QUICK, "--checkpoints", url])
+    second = alone(inside | {"TORCHTALLY_OUTPUT": str(tmp_path / "other")}, [*QUICK, "--checkpoints", url], FEW)
     assert second.returncode == 0, second.stderr
     saved, resumed = reported(first.stdout, events.Saved)[-1], reported(second.stdout, events.Resumed)[0]
     assert saved.path.startswith(f"{url}/")
