@@ -2,8 +2,7 @@
 
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -97,14 +96,6 @@ def start_script(file: str, *options: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         command(file, *options), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
-
-
-def until(what: str, condition: Callable[[], object]) -> None:
-    """Wait until the condition, which `what` says in words, is true."""
-    ends = time.monotonic() + LIMIT
-    while not condition():
-        assert time.monotonic() < ends, f"waited {LIMIT} s until {what}"
-        time.sleep(0.02)
 
 
 def read(process: subprocess.Popen[str], *wanted: str) -> list[str]:
