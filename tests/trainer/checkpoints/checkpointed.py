@@ -129,7 +129,7 @@ class Loop:
             self.model = DistributedDataParallel(self.model, find_unused_parameters=True)
         inner = self.model.module if wrapped == "ddp" else self.model
         self.sgd = torch.optim.SGD(inner.count.parameters(), lr=1)
-        self.adam = torch.optim.Adam([*inner.net.parameters(), *inner.unused.parameters()], lr=0.01)
+        self.adam = torch.optim.Adam([*inner.net.parameters(), *inner.unused.parameters()], lr=0.01, fused=True)
         self.schedule = torch.optim.lr_scheduler.StepLR(self.adam, 3, gamma=0.5)
         self.account.checkpoints = self.checkpoints = Checkpoints(
             self.account,

@@ -544,7 +544,7 @@ def offered(rank: int, world: int, store: Any, folder: Path) -> list[tuple[str, 
         ({"optimizer": sgd}, left_out),
         ({"one": one, "optimizer": sgd}, left_out),  # two models, as of a GAN
         ({"one": one, "other": other, "optimizer": sgd}, ""),
-        ({"other": torch.compile(other), "optimizer": sgd}, ""),
+        ({"other": torch.compile(other, backend="eager"), "optimizer": sgd}, ""),
         ({"averages": averages, "other": Holder(other), "optimizer": sgd}, ""),
         ({"other": other, "optimizer": zero}, "a ZeroRedundancyOptimizer, of whose state each rank has only a part"),
         ({"other": other, "optimizer": torch.optim.LBFGS(other.parameters())}, "'optimizer' is a LBFGS, whose state"),
