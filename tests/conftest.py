@@ -4,6 +4,7 @@ import ast
 import contextlib
 import functools
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -72,6 +73,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path.parent.name == "e2e" or item.path.stem not in LONGEST)
 
 
+# What starts once for each process that has one of these tests: an object store, and a browser.
+TOGETHER = {"store": re.compile("(?<![a-z])s3|object_store"), "browser": re.compile("^tests/page/")}
+
+
 class _SharedFixtures(LoadScopeScheduling):
     """Tests that share a fixture of their file run in one process, the others wherever there is room.
 
@@ -79,6 +84,9 @@ class _SharedFixtures(LoadScopeScheduling):
     """
 
     def _split_scope(self, nodeid: str) -> str:
+        for group, names in TOGETHER.items():
+            if names.search(nodeid):
+                return group
         file, _, name = nodeid.partition("::")
         group = _shared_fixtures(self.config.rootpath / file).get(name.partition("[")[0])
         return f"{file}::{group}" if group else nodeid

@@ -72,7 +72,6 @@ def test_each_module_that_refuses_something_has_a_family() -> None:
     assert [each for each in map(module, raising) if each != "torchtally.errors" and not families.of_module(each)] == []
 
 
-@pytest.mark.cold
 @pytest.mark.parametrize("family", COMMANDS)
 def test_a_command_prints_its_example_once_with_a_link(family: str, tmp_path: Path) -> None:
     arguments, variables = COMMANDS[family]

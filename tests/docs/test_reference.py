@@ -202,7 +202,7 @@ def test_each_room_of_the_account_is_in_the_architecture() -> None:
 def test_the_picture_of_a_step_is_as_the_code_takes_it() -> None:
     """`make docs` draws it."""
     drawn = subprocess.run(
-        [sys.executable, "-c", "import step_picture; print(step_picture.drawn(), end='')"],
+        [sys.executable, "-c", "import torch, step_picture; print(step_picture.drawn(), end='')"],
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "tools"), *sys.path])},
         capture_output=True,
         text=True,

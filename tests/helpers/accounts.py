@@ -18,6 +18,8 @@ from squares import Squares
 from torch.distributed.distributed_c10d import Store
 
 from torchtally import Account
+from torchtally.accounting.proofs import kept_lines
+from torchtally.accounting.run import attempt
 from torchtally.errors import Ending
 from torchtally.pod import failure
 from torchtally.proof.line import PREFIX
@@ -43,6 +45,7 @@ def _as_rank(rank: int, world: int, store: Store, cases: Iterable[Case]) -> list
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
     environment, found = dict(os.environ), list[dict[str, Any] | Exception]()
     for body, *arguments in cases:
+        attempt._completed.clear(), kept_lines._kept.clear()  # as in a process of its own
         out, err, code, result = io.StringIO(), io.StringIO(), 0, None
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             try:

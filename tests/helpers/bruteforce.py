@@ -1,6 +1,7 @@
 """Tally lines counted out one sample at a time, sharing nothing with the verifier but the permutation itself."""
 
 import base64
+import functools
 import hashlib
 import itertools
 import json
@@ -26,15 +27,16 @@ MODEL = "sha256:" + "0123456789abcdef" * 4
 
 def words(samples: list[int], positions: dict[int, int], run: str) -> list[int]:
     """The digest's twenty numbers, of samples whose positions in the order are given."""
-    g = base(run)
-    sums = [0] * 20
-    for sample in samples:
-        x = positions[sample] + 1
-        powers = [pow(x, k, P) for k in range(16)] + [pow(g, x, P)] + [pow(sample + 1, k, P) for k in (1, 2, 3)]
-        sums = [(total + power) % P for total, power in zip(sums, powers, strict=True)]
-    return sums
+    each = [_of_one(sample + 1, positions[sample] + 1, base(run)) for sample in samples]
+    return [sum(word) % P for word in zip([0] * 20, *each, strict=True)]
 
 
+@functools.lru_cache(maxsize=1 << 14)
+def _of_one(index: int, x: int, g: int) -> list[int]:
+    return [*(pow(x, k, P) for k in range(16)), pow(g, x, P), *(pow(index, k, P) for k in (1, 2, 3))]
+
+
+@functools.cache
 def base(text: str) -> int:
     return 2 + int(hashlib.sha256(text.encode()).hexdigest(), 16) % (P - 2)
 

@@ -54,10 +54,6 @@ def alone(
     return subprocess.run(started, env=environment, capture_output=True, text=True, timeout=launched.LIMIT)
 
 
-def verified(path: str | Path, log: str = "") -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*TORCHTALLY, "verify", str(path)], input=log, capture_output=True, text=True)
-
-
 def lines(text: str) -> list[dict[str, Any]]:
     """Of the phases' ranks, and of all ranks together."""
     return tallies(text)[0]

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import called
+
 from torchtally import events
 
 ROOT = Path(__file__).parents[2]
@@ -35,8 +37,6 @@ def reported(output: str) -> list[events.Event]:
 
 def verified(output: str) -> str:
     """What `torchtally verify` says of this log, which it must accept."""
-    judged = subprocess.run(
-        [sys.executable, "-m", "torchtally.cli", "verify", "-"], input=output, capture_output=True, text=True
-    )
+    judged = called.verified("-", log=output)
     assert judged.returncode == 0, judged.stdout + judged.stderr
     return judged.stdout

@@ -9,7 +9,8 @@ from typing import Any
 
 import failpoint
 import launched
-from commands import TORCHTALLY, verified
+from called import verified
+from commands import TORCHTALLY
 
 from torchtally import events
 
@@ -57,7 +58,7 @@ def killed_and_resumed(data: Path, output: Path, worlds: tuple[int, int], *comma
     second = whole(data, output, worlds[1], *command)
     [resumed] = reported(second, events.Resumed)
     assert (resumed.epoch, resumed.position) > (1, 0)
-    judged = verified("-", "".join(first) + second)
+    judged = verified("-", log="".join(first) + second)
     assert judged.returncode == 0, judged.stdout + judged.stderr
     return second
 

@@ -1,19 +1,17 @@
 """Small PyTorchJobs of shell pods, and ways to run them."""
 
-import io
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Sequence
-from contextlib import redirect_stderr, redirect_stdout
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from called import called
 
-from torchtally.commands import local
+from torchtally.commands import local, verify
 from torchtally.local import manifest
 from torchtally.local.controller import Status, Verdict
 from torchtally.local.job import LocalJob
@@ -82,36 +80,22 @@ def command(file: str, *options: str) -> list[str]:
 
 def run_script(file: str, *options: str, stdin: str = "", **variables: str) -> subprocess.CompletedProcess[str]:
     """Run scripts/run_local.py to its end, in this process, which has imported what it needs."""
-    out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2))
-    arguments = command(file, *options)[1:]
-    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
-        patch.setattr(sys, "stdin", io.StringIO(stdin))
+    with pytest.MonkeyPatch.context() as patch:
         for name, value in variables.items():
             patch.setenv(name, value)
-        status = local.main(arguments[1:])
-    said = [each.buffer.getvalue().decode() for each in (out, err)]  # type: ignore[attr-defined]
-    return subprocess.CompletedProcess(arguments, status, *said)
+        return called(local.main, *command(file, *options)[2:], given=stdin)
 
 
 def verified(log: Path, lines: Sequence[str], *options: str) -> subprocess.CompletedProcess[str]:
     """What `torchtally verify` says of these lines, written to a log."""
     log.write_text("\n".join(lines))
-    script = [sys.executable, "-m", "torchtally.cli", "verify", str(log), *options]
-    return subprocess.run(script, capture_output=True, text=True)
+    return called(verify.main, log, *options)
 
 
 def start_script(file: str, *options: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         command(file, *options), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
-
-
-def until(what: str, condition: Callable[[], object]) -> None:
-    """Wait until the condition, which `what` says in words, is true."""
-    ends = time.monotonic() + LIMIT
-    while not condition():
-        assert time.monotonic() < ends, f"waited {LIMIT} s until {what}"
-        time.sleep(0.02)
 
 
 def read(process: subprocess.Popen[str], *wanted: str) -> list[str]:

@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from launched import until
 from livejobs import Live
-from localjobs import Object, container, load, pod_spec, pytorchjob, read, run_script, start_script, until, write
+from localjobs import Object, container, load, pod_spec, pytorchjob, read, run_script, start_script, write
 
 from torchtally.local import containers, environment
 from torchtally.local.controller import Controller

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import psutil
 import pytest
+from launched import until
 from livejobs import Live
-from localjobs import load, pod_spec, pytorchjob, until
+from localjobs import load, pod_spec, pytorchjob
 
 from torchtally.local.controller import Controller, Outcome, Phase
 

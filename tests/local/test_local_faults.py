@@ -25,8 +25,9 @@ import proofs
 import psutil
 import pytest
 from fault_table import Row, last, lost_and_duplicated, record
+from launched import until
 from livejobs import Live, Part, agent, rank
-from localjobs import container, load, pytorchjob, until, verified
+from localjobs import container, load, pytorchjob, verified
 
 from torchtally import atomic_file, events
 from torchtally.environment import Places

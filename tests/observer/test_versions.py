@@ -33,8 +33,8 @@ class Points(Dataset):
 class Rows(IterableDataset):
     def __iter__(self): return iter([torch.tensor([float(at)]) for at in range(50)])
 
-workers, rank = int(sys.argv[1]), int(sys.argv[2])
-dist.init_process_group("gloo", init_method=f"file://{sys.argv[3]}", rank=rank, world_size=2)
+rank = int(sys.argv[1])
+dist.init_process_group("gloo", init_method=f"file://{sys.argv[2]}", rank=rank, world_size=2)
 model = torch.nn.Linear(1, 1)
 optimizer = torch.optim.SGD(model.parameters(), 1e-6)
 print(torch.__version__)
@@ -42,7 +42,7 @@ print(torch.__version__)
 # Each has a line of its own, which is that of its loader.
 EPOCHS = """
 $MADE
-loader = DataLoader(dataset, 10, sampler=sampler, num_workers=workers, persistent_workers=workers > 0)
+loader = DataLoader(dataset, 10, sampler=sampler, num_workers=$WORKERS, persistent_workers=$WORKERS > 0)
 for epoch in range(2):
     if sampler: sampler.set_epoch(epoch)
     for batch in loader:  # $MISTAKE
@@ -94,17 +94,17 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(Path(given).absolute() if given else foreign_python.made(tmp_path_factory.mktemp("python")))
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_mistakes_are_named(python: str, tmp_path: Path, workers: int) -> None:
-    program = BEGIN
-    for mistake, (dataset, sampler, _) in MISTAKES.items():
+def test_mistakes_are_named_with_workers_and_without(python: str, tmp_path: Path) -> None:
+    program, cases = BEGIN, [(mistake, workers) for mistake in MISTAKES for workers in (0, 2)]
+    for mistake, workers in cases:
+        dataset, sampler, _ = MISTAKES[mistake]
         epochs = EPOCHS.replace("$MADE", f"dataset = {dataset}; sampler = {sampler}")
-        program += epochs.replace("$MISTAKE", mistake)
+        program += epochs.replace("$MISTAKE", f"{mistake} {workers}").replace("$WORKERS", str(workers))
     (tmp_path / "train.py").write_text(program)
     env = {"PYTHONPATH": str(SOURCE), "PATH": os.environ["PATH"], "HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
     ranks = [
         subprocess.Popen(
-            [python, "-W", "ignore", "train.py", str(workers), str(rank), str(tmp_path / "store")],
+            [python, "-W", "ignore", "train.py", str(rank), str(tmp_path / "store")],
             env=env,
             cwd=tmp_path,
             stdout=subprocess.PIPE,
@@ -124,10 +124,11 @@ def test_mistakes_are_named(python: str, tmp_path: Path, workers: int) -> None:
         loader.loader.partition(" ")[0]: [(finding.sign == "fault", finding.text) for finding, _ in loader.all_findings]
         for loader in observation.loaders
     }
-    for mistake, (*_, sentence) in MISTAKES.items():
-        number = next(at for at, text in enumerate(program.splitlines(), 1) if text.endswith(f"  # {mistake}"))
+    for mistake, workers in cases:
+        end = f"  # {mistake} {workers}"
+        number = next(at for at, text in enumerate(program.splitlines(), 1) if text.endswith(end))
         found = said.pop(f"train.py:{number}")
-        assert any(sentence in text for _, text in found), (mistake, found)
+        assert any(MISTAKES[mistake][2] in text for _, text in found), (mistake, found)
         assert any(fault for fault, _ in found) == (mistake != "none"), (mistake, found)
     assert not said
     assert outputs[0][0] == outputs[1][0] and outputs[0][0].startswith(os.environ.get("OBSERVED_TORCH", "2."))

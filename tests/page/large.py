@@ -58,7 +58,7 @@ _known: dict[int | str, bytes] = {}
 def _digest(pods: int, rank: int | str) -> bytes:
     if rank not in _known:
         shard = Shard(n=N, rank=0 if rank == "all" else rank, world=pods)
-        parts = shard.everything if rank == "all" else shard.progressions
+        parts = [*shard.everything] if rank == "all" else shard.progressions
         _known[rank] = digest.of_progression(parts[0], digest.base(RUN)).packed
     return _known[rank]
 

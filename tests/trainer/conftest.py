@@ -8,17 +8,17 @@ from uuid import uuid4
 
 import objectstore
 import pytest
-from task_data import fetched
+from task_data import unpacked
 
 
 @pytest.fixture(scope="session")
 def fashion_mnist() -> Path:
-    return fetched("fashion-mnist")
+    return unpacked("fashion-mnist")
 
 
 @pytest.fixture(scope="session")
 def mnist() -> Path:
-    return fetched("mnist")
+    return unpacked("mnist")
 
 
 @pytest.fixture(scope="session")

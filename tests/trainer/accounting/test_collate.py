@@ -5,14 +5,14 @@ Each sample adds 1 to its own row of the parameter. At the end, each row is the 
 
 import re
 from collections import UserDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from accounts import alone, run
+from accounts import assert_ends, in_turn
 from mixtures import Numbers
 from torch import Tensor, nn
 from torch.utils import data
@@ -54,10 +54,21 @@ def trained(
     return counts.times
 
 
-def proved(world: int, n: int, *arguments: Any) -> None:
-    """The run ends with 0, and each sample was trained once in each epoch."""
-    for each in run(world, trained, *arguments):
-        assert (each["code"], each["result"]) == (0, [EPOCHS] * n), each["err"]
+def assert_proved(
+    subtests: pytest.Subtests, cases: Iterable[tuple[Any, Any, Callable[[Any], Any]]], **workers: Any
+) -> None:
+    """Of a dataset with a collate_fn and what reads its batches, each of 9 samples is trained once in each epoch.
+
+    So it is with workers and without. Two ranks have two in a step: in the last one, one rank has none.
+    """
+    each = [(*case, options) for case in cases for options in ({}, {"num_workers": 2, **workers})]
+    turns = in_turn(
+        2, [(trained, dataset, 2, collate, read, "exact", options) for dataset, collate, read, options in each]
+    )
+    for case, of_ranks in zip(each, turns, strict=True):
+        for found in of_ranks:
+            with subtests.test(str(case)):
+                assert (found["code"], found["result"]) == (0, [EPOCHS] * 9), found["err"]
 
 
 class Doubled(TensorDataset):
@@ -136,18 +147,19 @@ UNTOLD = [
 ]
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize(("collate", "size", "read", "sentence"), UNTOLD)
-def test_a_collate_fn_that_does_not_tell_is_refused_at_the_first_batch(
-    collate: Any, size: int, read: Any, sentence: str, workers: int
-) -> None:
-    found = alone(trained, Numbers(96), size, collate, read, "exact", {"num_workers": workers})
-    assert found["code"] == 2, found["result"]
-    assert f"the collate_fn {sentence}" in found["err"]
-    assert "torchtally.Batch(indices, data)" in found["err"]
-    assert f"torchtally.each_row({collate.__name__})" in found["err"]
-    assert "the ranks compared only its length" in found["err"].splitlines()[0]
-    assert found["err"].count("\n") == 2
+def test_a_collate_fn_that_does_not_tell_is_refused_at_the_first_batch(subtests: pytest.Subtests) -> None:
+    each = [(*case, workers) for case in UNTOLD for workers in (0, 2)]
+    cases = [
+        (trained, Numbers(96), size, how, read, "exact", {"num_workers": many}) for how, size, read, _, many in each
+    ]
+    for (collate, _, _, sentence, workers), [found] in zip(each, in_turn(1, cases), strict=True):
+        with subtests.test(f"{collate.__name__}, {workers} workers"):
+            assert found["code"] == 2, found["result"]
+            assert f"the collate_fn {sentence}" in found["err"]
+            assert "torchtally.Batch(indices, data)" in found["err"]
+            assert f"torchtally.each_row({collate.__name__})" in found["err"]
+            assert "the ranks compared only its length" in found["err"].splitlines()[0]
+            assert found["err"].count("\n") == 2
 
 
 # A collate_fn whose batches show how many samples they have.
@@ -215,12 +227,8 @@ SHOWN: list[tuple[Any, Any, Callable[[Any], Any]]] = [
 ]
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize(("dataset", "collate", "read"), SHOWN)
-def test_a_batch_that_shows_its_samples_counts_in_an_empty_batch_as_well(
-    dataset: Any, collate: Any, read: Any, workers: int
-) -> None:
-    proved(2, 9, dataset(9), 2, collate, read, "exact", {"num_workers": workers})
+def test_a_batch_that_shows_its_samples_counts_in_an_empty_batch_as_well(subtests: pytest.Subtests) -> None:
+    assert_proved(subtests, ((dataset(9), collate, read) for dataset, collate, read in SHOWN))
 
 
 def batches_of(dataset: Any, size: int, collate: Any) -> list[Any]:
@@ -386,27 +394,22 @@ class Named(Numbers):
         return {"name": str(index)}
 
 
-@pytest.mark.parametrize("options", [{}, {"num_workers": 2, "persistent_workers": True, "pin_memory": True}], ids=str)
-@pytest.mark.parametrize(
-    ("dataset", "collate", "read"),
-    [
-        (Numbers(9), None, itself),
-        (Numbers(9), default_collate, itself),
-        (Numbers(9), each_row(default_collate), itself),
-        (Named(9), None, read_strings),
-        (Numbers(9), each_row(as_dict), read_index),
-        (Numbers(9), each_row(as_user_dict), read_index),
-        (Numbers(9), each_row(as_encoding), read_index),
-        (Numbers(9), each_row(as_data), read_data),
-        (Numbers(9), each_row(as_tuple), read_second),
-        (Columns(9), each_row(itself), itself),
-    ],
-)
-def test_a_row_of_each_sample_counts_in_an_empty_batch_as_well(
-    dataset: Any, collate: Any, read: Any, options: dict[str, Any]
-) -> None:
-    """9 samples over two ranks, two in a step: in the last step, one rank has a sample and the other has none."""
-    proved(2, 9, dataset, 2, collate, read, "exact", options)
+TOLD = [
+    (Numbers(9), None, itself),
+    (Numbers(9), default_collate, itself),
+    (Numbers(9), each_row(default_collate), itself),
+    (Named(9), None, read_strings),
+    (Numbers(9), each_row(as_dict), read_index),
+    (Numbers(9), each_row(as_user_dict), read_index),
+    (Numbers(9), each_row(as_encoding), read_index),
+    (Numbers(9), each_row(as_data), read_data),
+    (Numbers(9), each_row(as_tuple), read_second),
+    (Columns(9), each_row(itself), itself),
+]
+
+
+def test_a_row_of_each_sample_counts_in_an_empty_batch_as_well(subtests: pytest.Subtests) -> None:
+    assert_proved(subtests, TOLD, persistent_workers=True, pin_memory=True)
 
 
 def dropping(samples: list[int]) -> Any:
@@ -425,27 +428,26 @@ def constant(samples: list[int]) -> Any:
     return {"count": torch.tensor(7), "names": ["a"] * len(samples)}
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize(
-    ("collate", "code", "sentence"),
-    [
-        (dropping, 3, "made parts of 6 rows, and not one row of each"),
-        (repeating, 3, "made parts of 8 rows, and not one row of each"),
-        (uneven, 3, "made parts of 1, 7 rows, and not one row of each"),
-        (constant, 2, "the collate_fn constant in each_row returned a dict without a tensor or an array"),
-        (Opaque, 2, "the collate_fn Opaque in each_row returned an Opaque without"),
-    ],
-)
-def test_a_row_of_each_sample_is_a_promise_whose_sizes_are_checked(
-    collate: Any, code: int, sentence: str, workers: int
-) -> None:
-    found = alone(trained, Numbers(49), 7, each_row(collate), read_index, "exact", {"num_workers": workers})
-    assert found["code"] == code
-    assert sentence in found["err"]
-    assert "torchtally.Batch(indices, data)" in found["err"]
-    assert "Traceback" not in found["err"]
-    if collate in (dropping, repeating):
-        assert "4" in re.split("[ ,]+", found["err"].partition("7 samples ")[2])
+BROKEN: list[tuple[Any, int, str]] = [
+    (dropping, 3, "made parts of 6 rows, and not one row of each"),
+    (repeating, 3, "made parts of 8 rows, and not one row of each"),
+    (uneven, 3, "made parts of 1, 7 rows, and not one row of each"),
+    (constant, 2, "the collate_fn constant in each_row returned a dict without a tensor or an array"),
+    (Opaque, 2, "the collate_fn Opaque in each_row returned an Opaque without"),
+]
+
+
+def test_a_row_of_each_sample_is_a_promise_whose_sizes_are_checked(subtests: pytest.Subtests) -> None:
+    each = [(*case, workers) for case in BROKEN for workers in (0, 2)]
+    cases = [(trained, Numbers(49), 7, each_row(how), read_index, "exact", {"num_workers": n}) for how, _, _, n in each]
+    for (collate, code, sentence, workers), [found] in zip(each, in_turn(1, cases), strict=True):
+        with subtests.test(f"{collate.__name__}, {workers} workers"):
+            assert found["code"] == code
+            assert sentence in found["err"]
+            assert "torchtally.Batch(indices, data)" in found["err"]
+            assert "Traceback" not in found["err"]
+            if collate in (dropping, repeating):
+                assert "4" in re.split("[ ,]+", found["err"].partition("7 samples ")[2])
 
 
 # A collate_fn that names its samples.
@@ -461,10 +463,8 @@ def naming_a_tensor(samples: Any) -> Batch:
     return Batch(torch.tensor(samples.indices), as_dict(samples))
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("collate", [packing, naming_a_tensor])
-def test_a_batch_that_names_its_samples_counts_in_an_empty_batch_as_well(collate: Any, workers: int) -> None:
-    proved(2, 9, Numbers(9), 2, collate, read_index, "exact", {"num_workers": workers})
+def test_a_batch_that_names_its_samples_counts_in_an_empty_batch_as_well(subtests: pytest.Subtests) -> None:
+    assert_proved(subtests, [(Numbers(9), collate, read_index) for collate in (packing, naming_a_tensor)])
 
 
 def fewer(samples: Any) -> Batch:
@@ -488,11 +488,9 @@ def foreign(samples: Any) -> Batch:
     return Batch(torch.tensor(named), as_dict(named))
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("collate", [fewer, fewer_in_place, repeated, foreign])
-def test_a_batch_that_names_other_samples_than_the_steps_is_not_proved(collate: Any, workers: int) -> None:
-    found = alone(trained, Numbers(49), 7, collate, read_index, "exact", {"num_workers": workers})
-    assert found["code"] == 3
+def test_a_batch_that_names_other_samples_than_the_steps_is_not_proved(subtests: pytest.Subtests) -> None:
+    each = [(collate, {"num_workers": n}) for collate in (fewer, fewer_in_place, repeated, foreign) for n in (0, 2)]
+    assert_ends(subtests, 1, [((trained, Numbers(49), 7, how, read_index, "exact", more), 3, "") for how, more in each])
 
 
 @pytest.mark.parametrize("indices", [[0.0, 1.0], [True, False], [[0, 1]], ["0", "1"], None, torch.zeros(2)], ids=str)
@@ -524,14 +522,10 @@ class ShortInPlace(Numbers):
         return list(indices)
 
 
-@pytest.mark.parametrize(
-    ("dataset", "collate"),
-    [(Short(9), None), (ShortTuple(9), None), (Short(9), naming_a_tensor), (ShortInPlace(9), None)],
-)
-def test_samples_that_a_dataset_leaves_out_are_missed(dataset: Any, collate: Any) -> None:
-    found = alone(trained, dataset, 9, collate, itself, "exact", {})
-    assert found["code"] == 3
-    assert "the dataset's __getitems__ returned 8" in found["err"]
+def test_samples_that_a_dataset_leaves_out_are_missed(subtests: pytest.Subtests) -> None:
+    each = [(Short(9), None), (ShortTuple(9), None), (Short(9), naming_a_tensor), (ShortInPlace(9), None)]
+    said = "the dataset's __getitems__ returned 8"
+    assert_ends(subtests, 1, [((trained, data, 9, how, itself, "exact", {}), 3, said) for data, how in each])
 
 
 def test_what_is_fetched_at_once_stays_together() -> None:
@@ -641,24 +635,21 @@ def by_own_loader(kind: str) -> list[int]:
     return counts.times
 
 
-@pytest.mark.parametrize(
-    ("kind", "code", "sentence"),
-    [
-        ("untold", 2, "train epoch 1, step 1 of 2: the collate_fn keeps_indices returned a tuple"),
-        ("promised", 3, "made parts of 2 rows, and not one row of each"),
-        ("ready", 2, "the batches of a DataLoader without batch_size must be torchtally.Batch(indices, data)"),
-        ("driven", 2, "the batches of a generator must be torchtally.Batch(indices, data)"),
-        ("names less", 3, ""),
-        ("each row", 0, ""),
-        ("names", 0, ""),
-        ("ready and names", 0, ""),
-        ("driven and names", 0, ""),
-    ],
-)
-def test_a_loader_of_ones_own_tells_as_well(kind: str, code: int, sentence: str) -> None:
-    found = alone(by_own_loader, kind)
-    assert (found["code"], found["result"]) == (code, None if code else [EPOCHS] * 8), found["err"]
-    assert sentence in found["err"]
+ENDS = {
+    "untold": (2, "train epoch 1, step 1 of 2: the collate_fn keeps_indices returned a tuple"),
+    "promised": (3, "made parts of 2 rows, and not one row of each"),
+    "ready": (2, "the batches of a DataLoader without batch_size must be torchtally.Batch(indices, data)"),
+    "driven": (2, "the batches of a generator must be torchtally.Batch(indices, data)"),
+    "names less": (3, ""),
+}
+
+
+def test_a_loader_of_ones_own_tells_as_well(subtests: pytest.Subtests) -> None:
+    for kind, [found] in zip(OWN, in_turn(1, ((by_own_loader, kind) for kind in OWN)), strict=True):
+        with subtests.test(kind):
+            code, sentence = ENDS.get(kind, (0, ""))
+            assert (found["code"], found["result"]) == (code, None if code else [EPOCHS] * 8), found["err"]
+            assert sentence in found["err"]
 
 
 # An answer is that to a request.

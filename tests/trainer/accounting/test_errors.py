@@ -169,15 +169,16 @@ def work(rank, world, port):
             account.commit()
     dist.destroy_process_group()
 if __name__ == "__main__":
-    mp.spawn(work, (2, sys.argv[1]), nprocs=2)
+    mp.start_processes(work, (2, sys.argv[1]), nprocs=2, start_method=sys.argv[3])
 """
 
 
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("how", ["right", "refused"])
-def test_ranks_of_mp_spawn_need_no_variables_of_a_launcher(how: str, tmp_path: Path) -> None:
+def test_ranks_of_multiprocessing_need_no_variables_of_a_launcher(how: str, method: str, tmp_path: Path) -> None:
     script = tmp_path / "spawns.py"
     script.write_text(SPAWNS)
-    command = [sys.executable, str(script), str(ranks.free_port()), how]
+    command = [sys.executable, str(script), str(ranks.free_port()), how, method]
     ended = subprocess.run(command, env=launched.environment(), capture_output=True, text=True)
     assert ended.returncode == (how == "refused"), ended.stderr
     assert ("✓ every sample exactly once" in ended.stdout) == (how == "right")

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from accounts import alone, run
+from accounts import assert_ends, in_turn
 from torch.utils.data import DataLoader, TensorDataset
 
 from torchtally import Account, Batch
@@ -35,13 +35,14 @@ def steps(own: bool) -> list[list[int]]:
     return found
 
 
-@pytest.mark.parametrize("own", [False, True], ids=["loader", "sampler"])
 @pytest.mark.parametrize("world", [1, 2, 3])
-def test_the_steps_are_the_same_at_any_number_of_ranks(world: int, own: bool) -> None:
-    of_ranks = [each["result"] for each in run(world, steps, own)]
+def test_the_steps_are_the_same_at_any_number_of_ranks(world: int) -> None:
+    """Of a loader, and of a sampler in a loader of the program's own."""
     order = permute(np.arange(N), N, 3, 1).tolist()
-    for number, parts in enumerate(zip(*of_ranks, strict=True)):
-        assert sorted(index for part in parts for index in part) == sorted(order[number * SIZE : (number + 1) * SIZE])
+    for of_ranks in in_turn(world, [(steps, False), (steps, True)]):
+        for number, parts in enumerate(zip(*(each["result"] for each in of_ranks), strict=True)):
+            expected = order[number * SIZE : (number + 1) * SIZE]
+            assert sorted(index for part in parts for index in part) == sorted(expected)
 
 
 def refused(arguments: dict[str, Any]) -> None:
@@ -49,19 +50,16 @@ def refused(arguments: dict[str, Any]) -> None:
         account.loader(TensorDataset(torch.arange(N)), "train", **arguments)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        ({"batch_size": 2, "global_batch_size": 4}, "takes batch_size=2 or global_batch_size=4, and not both"),
-        ({"global_batch_size": 0}, "global_batch_size=0 must be a whole number from 1"),
-        ({"batch_size": 1, "sampler": range(N), "global_batch_size": 4}, "takes global_batch_size=4 or a sampler"),
-        ({}, "batch_size=None must be a whole number from 1"),
-    ],
-)
-def test_what_is_no_batch_size_is_refused(arguments: dict[str, Any], sentence: str) -> None:
-    found = alone(refused, arguments)
-    assert found["code"] == 2
-    assert f"train: {'it ' if 'takes' in sentence else ''}{sentence}" in found["err"]
+NO_SIZES: list[tuple[dict[str, Any], str]] = [
+    ({"batch_size": 2, "global_batch_size": 4}, "it takes batch_size=2 or global_batch_size=4, and not both"),
+    ({"global_batch_size": 0}, "global_batch_size=0 must be a whole number from 1"),
+    ({"batch_size": 1, "sampler": range(N), "global_batch_size": 4}, "it takes global_batch_size=4 or a sampler"),
+    ({}, "batch_size=None must be a whole number from 1"),
+]
+
+
+def test_what_is_no_batch_size_is_refused(subtests: pytest.Subtests) -> None:
+    assert_ends(subtests, 1, [((refused, arguments), 2, f"train: {said}") for arguments, said in NO_SIZES])
 
 
 class Own:
@@ -89,7 +87,7 @@ def draws(seeds: bool) -> list[tuple[float, float]]:
 
 
 def test_batches_that_seed_what_a_step_draws_from_are_left_alone() -> None:
-    own, seeded = (alone(draws, seeds)["result"] for seeds in (True, False))
+    own, seeded = (found["result"] for [found] in in_turn(1, [(draws, True), (draws, False)]))
     random.seed(1)
     expected = []
     for index in range(3):

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from accounts import alone, run, verified
+from accounts import alone, in_turn, run, verified
 from test_rest_of_epoch import SIZE, TESTS, N, Scheduled
 from witness import Noisy
 
@@ -153,13 +153,13 @@ def evaluates_within(saved: Any, dies: tuple[int, int]) -> Any:
 
 
 def test_several_evaluations_in_an_epoch_may_be_interrupted() -> None:
-    expected = alone(evaluates_within, None, (0, 0))
+    killed = [alone(evaluates_within, None, dies) for dies in ((1, 4), (1, 8), (2, 6), (3, 8))]
+    saved = [None, *(each["result"] for each in killed)]
+    [expected], *turns = in_turn(1, ((evaluates_within, state, (0, 0)) for state in saved))
     assert expected["code"] == 0, expected["err"]
-    for dies in ((1, 4), (1, 8), (2, 6), (3, 8)):
-        killed = alone(evaluates_within, None, dies)
-        resumed = alone(evaluates_within, killed["result"], (0, 0))
-        assert (resumed["code"], resumed["result"]) == (0, expected["result"]), (dies, resumed["err"])
-        verdict = verified([killed], [resumed])
+    for before, [resumed] in zip(killed, turns, strict=True):
+        assert (resumed["code"], resumed["result"]) == (0, expected["result"]), resumed["err"]
+        verdict = verified([before], [resumed])
         assert verdict.holds, verdict.problems
 
 

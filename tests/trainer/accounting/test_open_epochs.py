@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from accounts import run, verified
+from accounts import in_turn, run, verified
 from loops import SIZE, N, Numbers, Times
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
@@ -129,17 +129,16 @@ def test_each_sample_is_in_the_weights_once_an_epoch_whatever_step_it_resumes_fr
     assert [each["code"] for each in found] == [0] * world, found[0]["err"]
     assert all(each["result"][0] == [EPOCHS] * N for each in found)
     assert verified(found).holds
-    for states in zip(*(each["result"][1] for each in found), strict=True):
-        assert len({str(state) for state, _ in states}) == 1
-        again = run(world, trains, program, states[0], SIZE, EPOCHS)
+    saved = [*zip(*(each["result"][1] for each in found), strict=True)]
+    assert all(len({str(state) for state, _ in of_ranks}) == 1 for of_ranks in saved)
+    for again in in_turn(world, ((trains, program, of_ranks[0], SIZE, EPOCHS) for of_ranks in saved)):
         assert [each["code"] for each in again] == [0] * world, again[0]["err"]
         assert all(each["result"][0] == [EPOCHS] * N for each in again)
 
 
 def test_a_resume_by_other_ranks_goes_on_in_the_epoch_that_is_reached() -> None:
     [found] = run(1, trains, accumulates, None, SIZE, EPOCHS)
-    for state in found["result"][1]:
-        again = run(2, trains, fetches_ahead, state, SIZE, EPOCHS)
+    for again in in_turn(2, ((trains, fetches_ahead, state, SIZE, EPOCHS) for state in found["result"][1])):
         assert [each["code"] for each in again] == [0, 0], again[0]["err"]
         assert again[0]["result"][0] == [EPOCHS] * N
 

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import launched
 import pytest
 import ranks
 import torch
@@ -32,11 +33,10 @@ ENTRY = {
 
 @contextmanager
 def started(entry: str, epochs: int, **more: str) -> Iterator["subprocess.Popen[str]"]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PET_", "MASTER_", "TORCH"))}
     command = [part.format(port=ranks.free_port()) for part in ENTRY[entry]]
     process = subprocess.Popen(
         [sys.executable, *command, str(epochs)],
-        env={**kept, "OMP_NUM_THREADS": "1", "PET_NPROC_PER_NODE": "2", "HOSTNAME": "pod-a", **more},
+        env=launched.environment(PET_NPROC_PER_NODE="2", HOSTNAME="pod-a", **more),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

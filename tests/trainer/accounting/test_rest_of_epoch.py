@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from accounts import alone, run, tallied, verified
+from accounts import alone, in_turn, run, tallied, verified
 from torch.optim.lr_scheduler import StepLR
 from witness import Noisy, Witness
 
@@ -99,10 +99,10 @@ def trains(
 def test_a_stop_at_the_end_of_an_epoch_loses_nothing_of_its_rest(
     world: int, size: int, evaluated: tuple[int, ...], stops: tuple[int, int], tmp_path: Path
 ) -> None:
-    expected = run(world, trains, tmp_path / "other", evaluated, NEVER, NEVER, 0, 3, size)
     stopped = run(world, trains, tmp_path / "here", evaluated, stops, NEVER, 0, 3, size)
     assert {each["code"] for each in stopped} == {143}, stopped
-    resumed = run(world, trains, tmp_path / "here", evaluated, NEVER, NEVER, 0, 3, size)
+    folders = (tmp_path / "here", tmp_path / "other")
+    resumed, expected = in_turn(world, ((trains, each, evaluated, NEVER, NEVER, 0, 3, size) for each in folders))
     for rank, each in enumerate(resumed):
         assert each["code"] == 0, each["err"]
         assert each["result"] == expected[rank]["result"]
@@ -123,8 +123,8 @@ def test_an_irregular_evaluation_is_made_once_after_kills_in_each(saves: int, tm
     for dies in evaluated:
         with pytest.raises(AssertionError, match="died without a word"):
             alone(trains, tmp_path / "here", evaluated, NEVER, (dies, saves), dies, epochs)
-    resumed = alone(trains, tmp_path / "here", evaluated, NEVER, NEVER, 0, epochs)
-    undisturbed = alone(trains, tmp_path / "other", evaluated, NEVER, NEVER, 0, epochs)
+    folders = (tmp_path / "here", tmp_path / "other")
+    [resumed], [undisturbed] = in_turn(1, ((trains, each, evaluated, NEVER, NEVER, 0, epochs) for each in folders))
     assert resumed["code"] == 0, resumed["err"]
     assert resumed["result"] == undisturbed["result"]
     assert {name: each["consumed"] for name, each in tallied(resumed["out"])[-1]["phases"].items()} == {
@@ -173,33 +173,40 @@ def saves(file: Path, moment: tuple[int, int] = NEVER, plan: Any = 3, how: str =
     return training.outcome
 
 
-@pytest.mark.parametrize(
-    ("plan", "moment", "how"),
-    [
-        (3, (1, 0), ""),
-        (3, (3, 0), ""),
-        (3, (2, 0), "lists"),
-        (3, (2, 0), "breaks"),
-        (3, (2, 9), "at the end of the body"),
-        (3, (2, 9), "closes"),
-        (Steps(20), (3, 0), ""),  # four steps of the last epoch
-    ],
-)
+STATES: list[tuple[Any, tuple[int, int], str]] = [
+    (3, (1, 0), ""),
+    (3, (3, 0), ""),
+    (3, (2, 0), "lists"),
+    (3, (2, 0), "breaks"),
+    (3, (2, 9), "at the end of the body"),
+    (3, (2, 9), "closes"),
+    (Steps(20), (3, 0), ""),  # four steps of the last epoch
+]
+
+
 def test_a_state_of_the_last_commit_of_an_epoch_goes_on_with_its_rest(
-    plan: Any, moment: tuple[int, int], how: str, tmp_path: Path
+    subtests: pytest.Subtests, tmp_path: Path
 ) -> None:
-    expected = alone(saves, tmp_path / "none", NEVER, plan)
-    killed = [alone(saves, tmp_path / "saved", moment, plan, how)]
-    if how == "":
-        killed.append(alone(saves, tmp_path / "saved", NEVER, plan, "saves at once"))
-    assert {each["result"] for each in killed} == {"killed"}, killed
-    resumed = alone(saves, tmp_path / "saved", NEVER, plan)
-    assert resumed["code"] == 0, resumed["err"]
-    assert resumed["result"] == expected["result"]
-    verdict = verified(*([each] for each in [*killed, resumed]))
-    assert verdict.holds, verdict.problems
-    state = json.loads(torch.load(tmp_path / "saved")["account"]["torchtally"])
-    assert (state.get("unfinished") is None) == (moment == (2, 9))
+    killed = []
+    for number, (plan, moment, how) in enumerate(STATES):
+        saved = tmp_path / str(number)
+        killed.append([alone(saves, saved, moment, plan, how)])
+        if how == "":
+            killed[-1].append(alone(saves, saved, NEVER, plan, "saves at once"))
+    plans = [plan for plan, *_ in STATES]
+    cases = [(saves, tmp_path / str(number), NEVER, plan) for number, plan in enumerate(plans)]
+    *turns, [in_epochs], [in_steps] = in_turn(
+        1, [*cases, *((saves, tmp_path / "none", NEVER, p) for p in (3, plans[-1]))]
+    )
+    for number, ((plan, moment, how), before, [resumed]) in enumerate(zip(STATES, killed, turns, strict=True)):
+        with subtests.test(f"{moment} {how}"):
+            assert {each["result"] for each in before} == {"killed"}, before
+            assert resumed["code"] == 0, resumed["err"]
+            assert resumed["result"] == (in_epochs if plan == 3 else in_steps)["result"]
+            verdict = verified(*([each] for each in [*before, resumed]))
+            assert verdict.holds, verdict.problems
+            state = json.loads(torch.load(tmp_path / str(number))["account"]["torchtally"])
+            assert (state.get("unfinished") is None) == (moment == (2, 9))
 
 
 def test_the_rest_of_the_epoch_in_which_a_run_was_stopped_is_made(tmp_path: Path) -> None:
@@ -267,9 +274,10 @@ def two(saved: Saved | None, moment: tuple[str, int, int], together: bool) -> An
 )
 def test_phases_that_train_in_one_epoch_have_their_rest(moment: tuple[str, int, int], together: bool) -> None:
     killed = alone(two, None, moment, together)
-    resumed = alone(two, killed["result"], ("", 0, 0), together)
+    states = (killed["result"], None)
+    [resumed], [expected] = in_turn(1, ((two, state, ("", 0, 0), together) for state in states))
     assert resumed["code"] == 0, resumed["err"]
-    assert resumed["result"] == alone(two, None, ("", 0, 0), together)["result"]
+    assert resumed["result"] == expected["result"]
     verdict = verified([killed], [resumed])
     assert verdict.holds, verdict.problems
 
@@ -302,25 +310,27 @@ def weighs(saved: Saved | None, moment: tuple[int, int] = NEVER, how: str = "") 
     return training.outcome
 
 
-@pytest.mark.parametrize(
-    ("moment", "how"),
-    [
-        ((1, 0), ""),
-        ((3, 0), ""),
-        ((1, -1), ""),
-        ((1, -1), "zip"),
-        ((1, -1), "break"),
-        pytest.param((1, 0), "zip", marks=pytest.mark.nightly),
-        ((2, 3), ""),
-    ],
-)
-def test_a_loop_over_a_loader_goes_on_with_the_rest_of_an_epoch(moment: tuple[int, int], how: str) -> None:
-    killed = alone(weighs, None, moment, how)
-    resumed = alone(weighs, killed["result"], NEVER, how)
-    assert resumed["code"] == 0, resumed["err"]
-    assert resumed["result"] == alone(weighs, None)["result"]
-    verdict = verified([killed], [resumed])
-    assert verdict.holds, verdict.problems
+MOMENTS = [
+    ((1, 0), ""),
+    ((3, 0), ""),
+    ((1, -1), ""),
+    ((1, -1), "zip"),
+    ((1, -1), "break"),
+    ((1, 0), "zip"),
+    ((2, 3), ""),
+]
+
+
+def test_a_loop_over_a_loader_goes_on_with_the_rest_of_an_epoch(subtests: pytest.Subtests) -> None:
+    killed = [alone(weighs, None, moment, how) for moment, how in MOMENTS]
+    cases = [(weighs, each["result"], NEVER, how) for each, (_, how) in zip(killed, MOMENTS, strict=True)]
+    [expected], *turns = in_turn(1, [(weighs, None), *cases])
+    for moment, before, [resumed] in zip(MOMENTS, killed, turns, strict=True):
+        with subtests.test(str(moment)):
+            assert resumed["code"] == 0, resumed["err"]
+            assert resumed["result"] == expected["result"]
+            verdict = verified([before], [resumed])
+            assert verdict.holds, verdict.problems
 
 
 def test_a_library_that_counts_the_epochs_itself_goes_on_with_the_next() -> None:

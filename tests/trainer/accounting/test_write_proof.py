@@ -3,24 +3,18 @@
 import hashlib
 import json
 import os
-import subprocess
 from pathlib import Path
 
 import accounts
 import jsonschema
 import proofs
-from commands import TORCHTALLY
+from called import verified
 from squares import Squares
 
 from torchtally import Account
 
 ROOT = Path(__file__).parents[3]
 SCHEMA = json.loads((ROOT / "docs/reference/statement-v1.schema.json").read_text())
-
-
-def verified(path: Path, *options: object, log: str = "") -> subprocess.CompletedProcess[str]:
-    command = [*TORCHTALLY, "verify", str(path), *map(str, options)]
-    return subprocess.run(command, input=log, capture_output=True, text=True)
 
 
 def loop(folder: Path, *files: str) -> None:
@@ -48,7 +42,7 @@ def test_the_proof_of_an_own_loop_is_of_the_files_that_it_names(tmp_path: Path) 
         "checkpoint/manifest.json": hashlib.sha256(b"{}").hexdigest(),
     }
     log = "".join(each["out"] for each in found)
-    judged, archived = verified(Path("-"), log=log), verified(proof)
+    judged, archived = verified("-", log=log), verified(proof)
     assert (archived.returncode, archived.stdout) == (0, judged.stdout)
     assert verified(proof, "--model", tmp_path / "model.pt").returncode == 0
     (tmp_path / "model.pt").write_bytes(b"others")

@@ -8,7 +8,7 @@ import io
 import json
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ import numpy as np
 import ranks
 import torch
 import torch.distributed as dist
+from accounts import raised_or
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.distributed_c10d import Store
@@ -128,7 +129,7 @@ class Loop:
             self.model = DistributedDataParallel(self.model, find_unused_parameters=True)
         inner = self.model.module if wrapped == "ddp" else self.model
         self.sgd = torch.optim.SGD(inner.count.parameters(), lr=1)
-        self.adam = torch.optim.Adam([*inner.net.parameters(), *inner.unused.parameters()], lr=0.01)
+        self.adam = torch.optim.Adam([*inner.net.parameters(), *inner.unused.parameters()], lr=0.01, fused=True)
         self.schedule = torch.optim.lr_scheduler.StepLR(self.adam, 3, gamma=0.5)
         self.account.checkpoints = self.checkpoints = Checkpoints(
             self.account,
@@ -171,8 +172,16 @@ class Loop:
 
 def as_rank(rank: int, world: int, store: Store, body: Callable[..., Loop | None], *arguments: Any) -> Found:
     """`body(*arguments)`, in a process group in which all ranks meet at every commit."""
+    return _in_turn(rank, world, store, [(body, *arguments)])[0]
+
+
+def _in_turn(rank: int, world: int, store: Store, cases: list[tuple[Any, ...]]) -> list[Found]:
     stopping._SYNCHRONIZE_SECONDS = 0
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
+    return [_of(*case) for case in cases]
+
+
+def _of(body: Callable[..., Loop | None], *arguments: Any) -> Found:
     out, err, found = io.StringIO(), io.StringIO(), Found()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
@@ -186,10 +195,12 @@ def as_rank(rank: int, world: int, store: Store, body: Callable[..., Loop | None
 
 
 def run(world: int, body: Callable[..., Loop | None], *arguments: Any) -> list[Found]:
-    found = ranks.run(world, as_rank, body, *arguments)
-    for each in found:
-        if isinstance(each, BaseException):
-            raise each
+    return [raised_or(each) for each in ranks.run(world, as_rank, body, *arguments)]
+
+
+def in_turn(cases: Iterable[tuple[Any, ...]]) -> list[Found]:
+    """What a rank finds of each of these bodies with their arguments, in one process."""
+    found: list[Found] = raised_or(ranks.run(1, _in_turn, [*cases])[0])
     return found
 
 

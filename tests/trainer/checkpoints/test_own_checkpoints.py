@@ -14,7 +14,7 @@ import pytest
 import ranks
 import torch
 import torch.distributed as dist
-from accounts import alone, as_rank, run, tallied
+from accounts import alone, as_rank, assert_ends, in_turn, run, tallied
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import TensorDataset
 from witness import Direct, Noisy, Witness
@@ -108,21 +108,15 @@ class Wrapper:
 LACKS_MODEL = "an optimizer steps parameters of which no object has a state"
 
 
-@pytest.mark.parametrize(
-    ("how", "sentence"),
-    [
-        ("", None),
-        ("is left out", LACKS_MODEL),
-        ("has the shapes of another", LACKS_MODEL),
-        ("lacks its optimizer", "the optimizer Adam has a state that no object saves"),
-        ("is written back", None),
-        ("saved by another object", None),
-    ],
-)
-def test_what_the_loop_trains_is_among_the_objects(how: str, sentence: str | None, tmp_path: Path) -> None:
-    found = alone(trains_two, tmp_path, how)
-    assert found["code"] == (2 if sentence else 0), found["err"]
-    assert (sentence or "") in found["err"]
+def test_what_the_loop_trains_is_among_the_objects(subtests: pytest.Subtests, tmp_path: Path) -> None:
+    lacks = {
+        "is left out": LACKS_MODEL,
+        "has the shapes of another": LACKS_MODEL,
+        "lacks its optimizer": "the optimizer Adam has a state that no object saves",
+    }
+    lacks_nothing = dict.fromkeys(("", "is written back", "saved by another object"), "")
+    cases = [((trains_two, tmp_path / how, how), 2 * bool(said), said) for how, said in (lacks | lacks_nothing).items()]
+    assert_ends(subtests, 1, cases)
 
 
 def trains_two_accounts(folder: Path) -> None:
@@ -349,9 +343,10 @@ def test_what_killed_starts_have_left_is_deleted(tmp_path: Path, monkeypatch: py
     ]
 
 
-@pytest.mark.parametrize(
-    ("before", "how", "sentence"),
-    [
+def test_a_loop_that_does_not_take_up_all_is_refused(subtests: pytest.Subtests, tmp_path: Path) -> None:
+    for before in ("saves", "saves without the odd"):
+        assert alone(trains, tmp_path / before, before)["code"] == 0
+    cases = [
         ("", "saves before it resumes", "checkpoints: call resume() before"),
         ("", "saves before it has a loader", "checkpoints: save() needs the loader or the sampler of a phase"),
         ("", "has the account", "checkpoints: 'account' is the account, whose state every checkpoint has"),
@@ -362,14 +357,12 @@ def test_what_killed_starts_have_left_is_deleted(tmp_path: Path, monkeypatch: py
         ),
         ("saves", "", "KeyError: 'version'"),  # it has half of a checkpoint
         ("saves", "other objects", "and the objects are"),
-    ],
-)
-def test_a_loop_that_does_not_take_up_all_is_refused(before: str, how: str, sentence: str, tmp_path: Path) -> None:
-    if before:
-        assert alone(trains, tmp_path, before)["code"] == 0
-    found = alone(trains, tmp_path, how)
-    assert (found["code"], sentence in found["err"]) == (2, True), found["err"]
-    assert not tallied(found["out"])
+    ]
+    turns = in_turn(1, ((trains, tmp_path / (before or how), how) for before, how, _ in cases))
+    for (_, how, sentence), [found] in zip(cases, turns, strict=True):
+        with subtests.test(how):
+            assert (found["code"], sentence in found["err"]) == (2, True), found["err"]
+            assert not tallied(found["out"])
 
 
 def saves_early(folder: Path, anew: bool) -> bool:

@@ -10,7 +10,8 @@ import launched
 import proofs
 import pytest
 import torch
-from commands import QUICK, alone, verified
+from called import verified
+from commands import QUICK, alone
 
 from torchtally import tasks
 from torchtally.checkpoints import checkpoint_file
@@ -73,7 +74,7 @@ def test_three_pods_find_what_the_training_found_and_the_master_alone_has_the_mo
     for rank, share in enumerate([3334, 3333, 3333]):
         assert f'"rank":{rank},"world":3,"n":10000' in logs[rank]
         assert f'"expected":{share},"consumed":{share}' in logs[rank]
-    judged = verified("-", "".join(logs))
+    judged = verified("-", log="".join(logs))
     assert judged.returncode == 0, judged.stdout + judged.stderr
     assert f"3 ranks, test 1 epoch, model {proofs.model(trained / 'proof.json')}" in judged.stdout
 

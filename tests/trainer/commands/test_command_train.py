@@ -14,7 +14,8 @@ import proofs
 import pytest
 import ranks
 import torch
-from commands import BATCHES, FEW, HERE, QUICK, alone, last_line, lines, pods, verified
+from called import verified
+from commands import BATCHES, FEW, HERE, QUICK, alone, last_line, lines, pods
 
 IMAGE = "ghcr.io/me/torchtally:1.2.3-cpu"
 SCHEMA = json.loads((HERE.parents[1] / "docs/reference/statement-v1.schema.json").read_text())
@@ -72,7 +73,7 @@ def test_two_pods_prove_their_shards_and_rank_0_alone_writes(environment: dict[s
     }
     assert (proof.checkpoint, proof.image, proof.chart) == (f"checkpoints/{saved.name}", IMAGE, "1.2.3")
     # The proof is as good as the logs of all pods.
-    judged = verified("-", ended[0].stdout + ended[1].stdout)
+    judged = verified("-", log=ended[0].stdout + ended[1].stdout)
     assert (judged.returncode, verified(document).stdout) == (0, judged.stdout)
     assert sorted(path.name for path in model.parent.iterdir()) == ["checkpoints", "model.pt", "proof.json", "run.json"]
     weights = torch.load(model, weights_only=True)
@@ -98,9 +99,9 @@ def test_a_complete_training_goes_on_to_more_epochs_and_one_proof_covers_both(
     assert last["worlds"] == [[1, 0, 2]]
     whole = alone({**two, "TORCHTALLY_OUTPUT": str(tmp_path / "whole")}, [*FEW_STEPS, "--epochs", "3"], FEW)
     assert last["model"] == last_line(whole.stdout)["model"]
-    judged = verified("-", first.stdout + grown.stdout)
+    judged = verified("-", log=first.stdout + grown.stdout)
     assert judged.returncode == 0 and "2 ranks, train 3 epochs, test 3 epochs" in judged.stdout, judged.stdout
-    assert verified("-", grown.stdout).returncode == 0
+    assert verified("-", log=grown.stdout).returncode == 0
     # The proof has the lines of all ranks together of the first attempt, and all lines of the second.
     archived = verified(tmp_path / "output/proof.json")
     assert archived.returncode == 0 and archived.stdout.splitlines()[-1] == judged.stdout.splitlines()[-1]

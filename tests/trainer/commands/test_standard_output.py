@@ -4,15 +4,16 @@ import contextlib
 import json
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
+import launched
 import proofs
 import pytest
 from accounts import tallies
-from commands import QUICK, TORCHTALLY, alone
-from launched import LIMIT
+from commands import FEW, QUICK, alone
 
 SCRIPT = """
 import sys
@@ -56,16 +57,18 @@ def unwritable(how: str) -> Iterator[IO[bytes]]:
         yield left
 
 
-def ended(environment: dict[str, str], how: str, command: list[str]) -> subprocess.CompletedProcess[str]:
+def ended(
+    environment: dict[str, str], how: str, command: list[str], entry: str = launched.ENTRY
+) -> subprocess.CompletedProcess[str]:
     wrapped = ["sh", "-c", 'exec "$@" >&-', "sh"] if how == "closed" else []
     with unwritable("gone" if how == "closed" else how) as stdout:
         return subprocess.run(
-            [*wrapped, *TORCHTALLY, *command],
+            [*wrapped, sys.executable, "-c", entry, *command],
             env=environment,
             stdout=stdout,
             stderr=subprocess.PIPE,
             text=True,
-            timeout=LIMIT,
+            timeout=launched.LIMIT,
         )
 
 
@@ -85,14 +88,14 @@ def test_a_script_goes_on_and_its_exit_code_still_tells_of_lost_samples(
 
 def test_a_task_trains_to_its_end_and_is_evaluated(two_ranks: dict[str, str]) -> None:
     output = Path(two_ranks["TORCHTALLY_OUTPUT"])
-    pod = ended(two_ranks, "gone", QUICK)
+    pod = ended(two_ranks, "gone", QUICK, FEW)
     assert pod.returncode == 0, pod.stderr
     assert CAUSES["gone"] in pod.stderr
     proof = output / "proof.json"
     together = [line["phase"] for line in proofs.lines(proof) if line.get("rank", "all") == "all"]
     assert proofs.predicate(proof).holds and together == ["train", "test", "all"]
     command = ["evaluate", "fashion-mnist", "--hidden", "16", "--checkpoint", str(output)]
-    evaluation = ended(two_ranks, "full", command)
+    evaluation = ended(two_ranks, "full", command, FEW)
     assert evaluation.returncode == 0, evaluation.stderr
     assert json.loads((output / "evaluation.json").read_text())["holds"]
 

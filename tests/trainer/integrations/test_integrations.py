@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from accounts import alone, tallied
+from accounts import alone, in_turn, tallied
 from own_scripts import SCRIPTS, reported, started, verified
 
 from torchtally import events
@@ -335,55 +335,56 @@ COMMIT = "0 of the 26 batches that were handed out are committed; call commit() 
 UNUSED = "of the 26 batches that were handed out, no step of an optimizer has used gradients"
 
 
-@pytest.mark.parametrize(
-    ("name", "arguments", "code", "sentence"),
-    [
-        (LIGHTNING, ["{}", "no callback"], 3, COMMIT),
-        (LIGHTNING, ["{}", "drained"], 143, ""),  # a retry goes on
-        (LIGHTNING, ["{}", "no loss"], 2, "skip(reason) before `continue`"),
-        (
-            LIGHTNING,
-            ['{"max_steps": 20, "max_epochs": -1}'],
-            2,
-            'pass max_epochs=3, or max_steps=78; or plan {"train": Steps(20)}',
-        ),
-        (
-            LIGHTNING,
-            ['{"max_steps": 9, "max_epochs": -1, "accumulate_grad_batches": 4}', "steps of a batch"],
-            2,
-            'makes no step of the last 3, as it accumulates 4: plan {"train": Steps(9, accumulate=4)}',
-        ),
-        (LIGHTNING, ['{"max_epochs": 2}'], 2, "do not make the plan of train: pass max_epochs=3, or max_steps=78"),
-        (LIGHTNING, ['{"limit_train_batches": 7}'], 2, "the Trainer would take 7 of the 26 batches"),
-        (LIGHTNING, ['{"num_sanity_val_steps": 2}', "validates"], 2, "pass num_sanity_val_steps=0"),
-        (
-            LIGHTNING,
-            ["{}", "validation raises"],
-            3,
-            "1 were lost and 0 duplicated (ranks whose shard was wrong: 0): the loop left the epoch in step 6 of 6",
-        ),
-        (LIGHTNING, ["{}", "never averages"], 3, "the weights are not those that the last step has left"),
-        (LIGHTNING, ["{}", "batch norm"], 2, "StochasticWeightAveraging adds an epoch that trains nothing"),
-        (TRAINER, ["{}", "no mixin"], 3, "the plan has 3 epochs of train, and 0 were made"),
-        (TRAINER, ["{}", "own loader"], 2, "get_train_dataloader() must return what AccountMixin returns"),
-        (TRAINER, ["{}", "stops"], 3, "the loop left the epoch in step 4 of 26"),
-        (TRAINER, ['{"max_steps": 20}'], 2, 'or max_steps=78; or plan {"train": Steps(20)}'),
-        (TRAINER, ['{"auto_find_batch_size": true}'], 2, "auto_find_batch_size must be False"),
-        (TRAINER, ['{"ignore_data_skip": true}'], 2, "ignore_data_skip must be False"),
-        (TRAINER, ['{"train_sampling_strategy": "group_by_length"}'], 2, "must be random or sequential"),
-        (ACCELERATE, ["4", "skips late"], 2, "with the gradients of a batch that counts as dropped"),
-        (ACCELERATE, ["4", "unmarked"], 3, f"of 2 {UNUSED}"),
-        (KERAS, ["3", "no callback"], 3, COMMIT),
-        (KERAS, ["3", "unbuilt"], 2, "call model.test_on_batch(inputs, labels) with any samples"),
-        (KERAS, ["3", "accumulates"], 2, "gradient_accumulation_steps=4 must be None"),
-        (KERAS, ["3", "accumulates, scaled"], 2, "gradient_accumulation_steps=4 must be None"),
-    ],
-)
-def test_half_of_an_adapter_is_no_proof(
-    name: str, arguments: list[str], code: int, sentence: str, tmp_path: Path
-) -> None:
-    ended = alone(script, name, str(tmp_path), *arguments)
-    assert (ended["code"], sentence in ended["err"]) == (code, True), ended["err"]
+HALVES = [
+    (LIGHTNING, ["{}", "no callback"], 3, COMMIT),
+    (LIGHTNING, ["{}", "no loss"], 2, "skip(reason) before `continue`"),
+    (
+        LIGHTNING,
+        ['{"max_steps": 20, "max_epochs": -1}'],
+        2,
+        'pass max_epochs=3, or max_steps=78; or plan {"train": Steps(20)}',
+    ),
+    (
+        LIGHTNING,
+        ['{"max_steps": 9, "max_epochs": -1, "accumulate_grad_batches": 4}', "steps of a batch"],
+        2,
+        'makes no step of the last 3, as it accumulates 4: plan {"train": Steps(9, accumulate=4)}',
+    ),
+    (LIGHTNING, ['{"max_epochs": 2}'], 2, "do not make the plan of train: pass max_epochs=3, or max_steps=78"),
+    (LIGHTNING, ['{"limit_train_batches": 7}'], 2, "the Trainer would take 7 of the 26 batches"),
+    (LIGHTNING, ['{"num_sanity_val_steps": 2}', "validates"], 2, "pass num_sanity_val_steps=0"),
+    (
+        LIGHTNING,
+        ["{}", "validation raises"],
+        3,
+        "1 were lost and 0 duplicated (ranks whose shard was wrong: 0): the loop left the epoch in step 6 of 6",
+    ),
+    (LIGHTNING, ["{}", "never averages"], 3, "the weights are not those that the last step has left"),
+    (LIGHTNING, ["{}", "batch norm"], 2, "StochasticWeightAveraging adds an epoch that trains nothing"),
+    (LIGHTNING, ["{}", "drained"], 143, ""),  # a retry goes on
+    (TRAINER, ["{}", "no mixin"], 3, "the plan has 3 epochs of train, and 0 were made"),
+    (TRAINER, ["{}", "own loader"], 2, "get_train_dataloader() must return what AccountMixin returns"),
+    (TRAINER, ["{}", "stops"], 3, "the loop left the epoch in step 4 of 26"),
+    (TRAINER, ['{"max_steps": 20}'], 2, 'or max_steps=78; or plan {"train": Steps(20)}'),
+    (TRAINER, ['{"auto_find_batch_size": true}'], 2, "auto_find_batch_size must be False"),
+    (TRAINER, ['{"ignore_data_skip": true}'], 2, "ignore_data_skip must be False"),
+    (TRAINER, ['{"train_sampling_strategy": "group_by_length"}'], 2, "must be random or sequential"),
+    (ACCELERATE, ["4", "skips late"], 2, "with the gradients of a batch that counts as dropped"),
+    (ACCELERATE, ["4", "unmarked"], 3, f"of 2 {UNUSED}"),
+    (KERAS, ["3", "no callback"], 3, COMMIT),
+    (KERAS, ["3", "unbuilt"], 2, "call model.test_on_batch(inputs, labels) with any samples"),
+    (KERAS, ["3", "accumulates"], 2, "gradient_accumulation_steps=4 must be None"),
+    (KERAS, ["3", "accumulates, scaled"], 2, "gradient_accumulation_steps=4 must be None"),
+]
+
+
+@pytest.mark.parametrize("library", [LIGHTNING, TRAINER, ACCELERATE, KERAS])
+def test_half_of_an_adapter_is_no_proof(library: str, tmp_path: Path, subtests: pytest.Subtests) -> None:
+    each = [case for case in HALVES if case[0] == library]
+    turns = in_turn(1, ((script, library, str(tmp_path / str(at)), *case[1]) for at, case in enumerate(each)))
+    for (_, arguments, code, sentence), [ended] in zip(each, turns, strict=True):
+        with subtests.test(str(arguments)):
+            assert (ended["code"], sentence in ended["err"]) == (code, True), ended["err"]
 
 
 @pytest.mark.parametrize(

@@ -86,8 +86,8 @@ def test_the_ranks_share_the_samples_as_each_contract_says(
         assert (shard.size, shard.total) == (len(own), sum(map(len, dealt)))
         assert shard.steps(batch) == len(range(0, shard.total, batch))
     every = [*epoch[:start], *(sample for own in dealt for sample in own)]
-    whole = [range(part.first, part.first + part.count) for part in shards[0].everything]
-    assert sorted(position for part in whole for position in part) == sorted(map(places.__getitem__, every))
+    whole = [range(lap.count) for lap, times in shards[0].everything.items() for _ in range(times)]
+    assert sorted(position for lap in whole for position in lap) == sorted(map(places.__getitem__, every))
     assert [*digest.of_all_ranks(shards[0], G).words] == bruteforce.words(every, places, "run")
 
 

@@ -12,7 +12,7 @@ import psutil
 import pytest
 import ranks
 import torch
-from commands import verified
+from called import verified
 from torch.distributed import TCPStore
 from torch.nn import functional
 
@@ -168,7 +168,7 @@ def test_a_master_that_starts_last_is_waited_for_and_the_run_is_proved(job: laun
     for pod, output in zip(pods, outputs, strict=True):
         clean_log.assert_clean(output + pod.errors)
 
-    judged = verified("-", "".join(outputs))
+    judged = verified("-", log="".join(outputs))
     assert judged.returncode == 0, judged.stdout + judged.stderr
     assert "3 ranks, train 3 epochs, test 3 epochs, model sha256:" in judged.stdout
 

@@ -15,7 +15,6 @@ import base64
 import hashlib
 import math
 import struct
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -176,15 +175,13 @@ def of_all_ranks(shard: Shard, g: int) -> Digest:
         blocks = (np.arange(at, min(at + _BLOCK, end), dtype=np.int64) for at in range(first, end, _BLOCK))
         return sum((_of_indices(shard.samples_at(block)) for block in blocks), Digest())
 
-    once, *repeated = shard.everything
-    if 2 * once.count < shard.n:  # the shorter part is added up
-        together = of_progression(once, g) + of_indices(0, once.count)
-    else:
+    def of_lap(lap: Progression) -> Digest:
+        if 2 * lap.count < shard.n:  # the shorter part is added up
+            return of_progression(lap, g) + of_indices(0, lap.count)
         indices = of_progression(Progression(0, 1, shard.n), g).words[1 : 1 + INDEX_POWERS]
-        together = of_progression(once, g) + Digest((*[0] * OF_POSITIONS, *indices)) - of_indices(once.count, shard.n)
-    for part, times in Counter(repeated).items():  # with more ranks than samples there are many rounds, and alike
-        together += (of_progression(part, g) + of_indices(0, part.count)) * times
-    return together
+        return of_progression(lap, g) + Digest((*[0] * OF_POSITIONS, *indices)) - of_indices(lap.count, shard.n)
+
+    return sum((of_lap(lap) * times for lap, times in shard.everything.items()), Digest())
 
 
 def _of_indices(indices: Indices) -> Digest:

@@ -196,7 +196,7 @@ class RunSummary:
         stated, h, g = self.phases[phase], digest.base_of_epochs(self.run), digest.base(self.run)
         together = stated.of_drawn
         for alike, shard in self._shards(phase):
-            if stated.order == "sequential" or shard.everything == [Progression(0, 1, stated.n)]:
+            if stated.order == "sequential" or shard.everything == {Progression(0, 1, stated.n): 1}:
                 times = digest.geometric(Progression(alike[0] - 1, 1, len(alike)), h)
                 together += digest.of_all_ranks(shard, g) * times
             else:

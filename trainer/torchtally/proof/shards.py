@@ -77,11 +77,14 @@ class Shard:
         return shard if below == self.size else [*shard, Progression(self._position(below) % self.n, self.world, 1)]
 
     @property
-    def everything(self) -> list[Progression]:
-        """All positions of the epoch: those before `start`, and the shards of all ranks from there on."""
-        ends = self.start + self.total
-        # Beyond n `padded` starts again at 0, more than once where there are fewer samples than ranks.
-        return [Progression(0, 1, min(self.n, ends - lap)) for lap in range(0, max(ends, 1), self.n)]
+    def everything(self) -> dict[Progression, int]:
+        """All positions of the epoch, and how often: those before `start`, and the shards of all ranks from there on.
+
+        Beyond n `padded` starts again at 0, more than once where there are fewer samples than ranks.
+        """
+        whole, rest = divmod(self.start + self.total, self.n)
+        laps = {Progression(0, 1, self.n): whole, Progression(0, 1, rest): 1}
+        return {lap: times for lap, times in laps.items() if lap.count and times}
 
     def positions(self, begin: int = 0, end: int | None = None) -> Indices:
         """Positions in the epoch's order of the shard's samples number `begin` to `end` (default: all of them)."""

@@ -89,7 +89,7 @@ def difference(line: TallyLine) -> Digest:
         return line.accounted_digest - _of_positions(line.run, *line.shard.progressions)
     shard = line.shard
     if shard.end is not None:  # then indices take their time: a garbled end is found by the positions
-        of_positions = line.accounted_digest - _of_positions(line.run, *shard.everything)
+        of_positions = line.accounted_digest - _of_everything(line.run, shard)
         if any(of_positions.of_positions):
             return of_positions
     if line.order in ("sequential", DRAWN):  # the same for every seed and in every epoch: computed once
@@ -102,8 +102,8 @@ def has_other_positions(line: TallyLine) -> bool:
     if line.drawn_digest:
         return any(difference(line).of_positions)
     shard = line.shard
-    parts = shard.everything if line.rank == "all" else shard.progressions
-    return any((line.accounted_digest - _of_positions(line.run, *parts)).of_positions)
+    whole = _of_everything(line.run, shard) if line.rank == "all" else _of_positions(line.run, *shard.progressions)
+    return any((line.accounted_digest - whole).of_positions)
 
 
 def carried(line: TallyLine) -> Digest:
@@ -193,6 +193,10 @@ def _of_ranks(run: str, shard: Shard, packed: bytes) -> Words:
 
 def _of_positions(run: str, *parts: Progression) -> Digest:
     return sum((digest.of_progression(part, digest.base(run)) for part in parts), Digest())
+
+
+def _of_everything(run: str, shard: Shard) -> Digest:
+    return sum((_of_positions(run, lap) * times for lap, times in shard.everything.items()), Digest())
 
 
 @lru_cache(maxsize=8)
