@@ -77,6 +77,7 @@ def test_a_proved_run(browser: Browser, path: Path) -> None:
         charts = page.locator(".chart[aria-label]")
         assert charts.count() == len(json.loads(page.locator("#charts").inner_text())) == 6
         assert "lost or duplicated" not in page.locator("#map-0").inner_text()
+        assert page.locator("#map-0 .role-axis-grid").count() == 0
         # Each chart names itself, and a table has its numbers.
         for label in charts.evaluate_all("all => all.map((each) => each.getAttribute('aria-label'))"):
             assert re.match(r"(Shard map|Curve|Timeline) of ", label)
@@ -105,6 +106,27 @@ def test_a_disproved_run_shows_which_samples(browser: Browser, path: Path) -> No
         assert page.evaluate(ticks) != before
         page.get_by_role("button", name="Show all").first.click()
         assert page.evaluate(ticks) == before
+
+
+def test_restarts_are_where_the_training_has_gone_on(browser: Browser, path: Path) -> None:
+    """Once anew, and once within an epoch of 60 samples; those of the phase before it have 10."""
+    worlds = [(1, 0, 4), (2, 20, 3)]
+    lines = bruteforce.run(plan={"test": 2, "train": 2}, worlds=worlds)
+    begun = events.Begun(task="fashion-mnist", world=4)
+    resumed = events.Resumed(
+        task="fashion-mnist", world=3, checkpoint="/output/a.checkpoint", epoch=2, position=20, discarded=0
+    )
+    told = pages.event(-5, begun) + pages.event(1, begun) + pages.event(6, resumed, attempt=1)
+    verdict = pages.write(pages.of_lines([*lines, bruteforce.last(lines, worlds)], told), path)
+    assert verdict.outcome is Outcome.PROVED
+    with pages.opened(browser, path) as page:
+        assert [row[:6] for row in pages.rows(page, "Restarts, times in UTC")] == [
+            ["1", "03:04:06", "1", "0", "4", "none: it began anew"],
+            ["2", "03:04:11", "2", "20", "3", "a.checkpoint"],
+        ]
+        charts = json.loads(page.locator("#charts").inner_text())
+        marked = [chart["columns"]["restarts"] for chart in charts if "restarts" in chart["columns"]]
+        assert [each["where"] for each in marked] == [[1, 2 + 20 / 60]] * 2
 
 
 def observed(path: Path, lines: list[str]) -> Path:

@@ -267,6 +267,17 @@ def test_a_collate_fn_that_takes_even_numbers_alone_shows_its_samples() -> None:
     assert batches_of(Numbers(8), 4, of_even_numbers)[1].tolist() == [4, 5, 6, 7]
 
 
+def test_copies_are_made_of_the_first_samples_alone() -> None:
+    sizes: list[int] = []
+
+    def counted(samples: list[int]) -> Any:
+        sizes.append(len(samples))
+        return torch.tensor(samples)
+
+    batches_of(Numbers(18), 3, counted)
+    assert sizes == [2, 4, 2, 4, 2, 4, 3, 2, 4, 3, 3, 3, 3, 3]
+
+
 def test_what_the_loop_draws_does_not_change_where_a_collate_fn_is_asked_for_copies() -> None:
     def draws(samples: list[int]) -> Any:
         return torch.tensor(samples) + torch.rand(len(samples))

@@ -142,12 +142,13 @@ def test_numbers_have_any_integer_type(subtests: pytest.Subtests) -> None:
 
 
 def misused(how: str) -> None:
-    plan = {"no loader": Steps(5), "zero": Steps(0), "half": 1.5, "negative": -1, "first": Every(3)}.get(how, 2)
+    plans = {"no loader": Steps(5), "beyond": Steps(2, accumulate=2), "zero": Steps(0), "half": 1.5, "negative": -1}
+    plan = {**plans, "first": Every(3)}.get(how, 2)
     with Account(task="t", plan={"train": plan}) as account:
         if how == "no loader":
             list(account.epochs())
         loader = account.loader(Noisy(N), "train", batch_size=SIZE)
-        for _ in account.epoch("train", 1, loader):
+        for _ in account.epoch("train", 2 if how == "beyond" else 1, loader):
             account.commit()
             if how == "no reason":
                 account.stop("")
@@ -163,6 +164,12 @@ MISUSES = [
     ("half", 2, "the plan of train is 1.5: it must have whole numbers from 0"),
     ("first", 2, "the plan of train is Every(epochs=3): it must come after the phase whose epochs it counts"),
     ("negative", 2, "the plan of train is -1: it must have whole numbers from 0"),
+    (
+        "beyond",
+        2,
+        "train epoch 2 must be one of the plan's, 1 to 1; a loop that accumulates over the end of an epoch plans "
+        "batches, Steps(4)",
+    ),
     ("no reason", 2, '"reason" is "", allowed is printable text'),
     ("", 3, "the plan has 2 epochs of train, and 1 were made"),
 ]

@@ -1,6 +1,7 @@
 """The task image-folder: any model of torchvision, killed and resumed to the same bits, and what it refuses."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +143,13 @@ def test_a_model_that_cannot_be_is_refused(data: Path, options: dict[str, Any], 
     with pytest.raises(Refused) as refused:
         tasks.load("image-folder", chosen).model(chosen)
     assert message in str(refused.value)
+
+
+def test_without_torchvision_the_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torchvision", None)
+    monkeypatch.delitem(sys.modules, image_folder.__name__)
+    with pytest.raises(Refused, match="the task image-folder needs the Python package torchvision: pip install torch"):
+        tasks.load("image-folder")
 
 
 def test_data_that_cannot_be_trained_on_is_refused_by_name(data: Path, tmp_path: Path) -> None:

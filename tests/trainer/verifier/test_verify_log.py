@@ -75,6 +75,7 @@ SUFFIXES = ["\x1b[0m", " ", "\r", "50%|", "[demo-worker-0] step 3 {"]
         TEXT.rstrip(),
         TEXT.replace("\n", ""),
         TEXT + TEXT,
+        json.dumps({"stream": "stdout", "log": ["of a program " * 2000]}) + "\n" + TEXT,  # not Docker's
         bruteforce.text([line | {"task": "TORCHTALLY {"} for line in LINES]),
         bruteforce.text([line | {"of a later release": 3} for line in LINES]),
     ],

@@ -46,9 +46,7 @@ def _lines(line: Values, name: str) -> tuple[str, ...]:
         for number, each in enumerate(value, 1):
             if not each.startswith(f"{PREFIX}{{") or not each.isprintable():
                 raise ValueError(f"line {number} is no tally line: {rules.show(each)}")
-            values = strict(each.removeprefix(PREFIX), f"line {number}")
-            if not isinstance(values, dict):
-                raise ValueError(f"line {number} is no tally line: {rules.show(each)}")
+            strict(each.removeprefix(PREFIX), f"line {number}")
         return tuple(value)
     raise line.bad(name, "a list of tally lines")
 
