@@ -134,6 +134,11 @@ def stays() -> list[Stay]:
     ]
 
 
+def rooms(found: list[Stay]) -> list[str]:
+    """The rooms that the step stays in, in order of time."""
+    return [room for room, _ in groupby(_room(stay.module) for stay in found)]
+
+
 def drawn() -> str:
     """The picture: a column for each room, and a box for each stay in a module."""
     parts, y, last, found = [], _TOP, "", stays()

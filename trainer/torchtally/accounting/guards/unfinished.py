@@ -28,9 +28,12 @@ class Unfinished(Guard):
             "of that run and its weights; only if the weights begin anew, pass anew=True"
         )
 
+    def ends(self) -> str | None:
+        return self.problem()  # another account of this process may have been left since the first step
+
     def leave(self, run: str) -> None:
         """The run ends before its plan."""
-        _left[run] = dict(self._gradients.trained)
+        _left[run] = self._gradients.trained
 
 
 def _has_one(left: Trained, trained: Trained) -> bool:

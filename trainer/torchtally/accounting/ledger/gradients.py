@@ -49,7 +49,8 @@ class Gradients:
     Attributes:
         open: The epochs in progress of each phase.
         weights: What steps leave.
-        trained: The parameters of optimizers that have stepped with the gradients of a batch, by `id()`.
+        trained: The parameters of optimizers that have stepped with the gradients of a batch, by `id()`: another object
+            once there are more.
     """
 
     def __init__(self) -> None:
@@ -378,7 +379,7 @@ class Gradients:
             named.used = True
             if not named.trained:
                 named.trained = True
-                self.trained.update((id(each), weakref.ref(each)) for each in parameters_of(optimizer))
+                self.trained = self.trained | {id(each): weakref.ref(each) for each in parameters_of(optimizer)}
             if named.again:
                 self._wrong = AGAIN
         for each in ready:

@@ -6,6 +6,7 @@ what its own sampler draws, such as one that divides the samples by rank itself.
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from itertools import chain, repeat
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,6 +16,7 @@ import torch.distributed as dist
 from torchtally import exchange
 from torchtally.accounting.order.own_sampler import Source
 from torchtally.accounting.order.sampler import Sampler
+from torchtally.accounting.order.schedule import Step
 from torchtally.errors import Refused
 from torchtally.proof.contract import OfDraws
 from torchtally.proof.modular import Words
@@ -104,10 +106,15 @@ class Draw:
         """This rank's samples before the steps and in the first ones."""
         return np.concatenate([self.before, *self.batches[:steps]])
 
-    def arrays(self) -> Iterator[Indices]:
-        """Yield this rank's sample indices of each step that is left."""
-        for step in range(self.skip, self.steps):
-            yield self.batches[step] if step < len(self.batches) else _NONE
+    @property
+    def filler(self) -> int:
+        """The index of a sample for a rank that has none in a step."""
+        return int(self.batches[0][0]) if self.batches else 0
+
+    def left(self) -> Iterator[Step]:
+        """The steps that are left."""
+        batches, begins = chain(self.batches[self.skip :], repeat(_NONE)), self.rows[self.skip :]
+        return map(Step, batches, np.diff(begins).tolist(), begins.tolist())
 
 
 class DrawnSampler:
@@ -282,15 +289,6 @@ class DrawnSampler:
     def idle(self) -> bool:
         """Whether this rank has no sample in the last step, which all ranks make."""
         return len(self.schedule.batches) < self.schedule.steps
-
-    @property
-    def filler(self) -> int:
-        """The index of a sample for a rank that has none in a step."""
-        return int(self.schedule.batches[0][0]) if self.schedule.batches else 0
-
-    def salt(self, step: int, indices: list[int]) -> int:
-        """What the randomness of a step depends on: its place, as a sample can be drawn more than once."""
-        return step * self.world + self.rank
 
 
 AnySampler = Sampler | DrawnSampler

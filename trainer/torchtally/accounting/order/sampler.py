@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-import numpy as np
 import torch.distributed as dist
 from torch.utils import data
 
@@ -103,19 +102,9 @@ class Sampler(data.Sampler[int]):
         return schedule.begin(schedule.steps - 1) >= len(self)
 
     @property
-    def filler(self) -> int:
-        """The index of a sample for a rank that has none in a step."""
-        shard = self.shard
-        return int(shard.samples_at(np.array([shard.start]))[0])
-
-    @property
     def schedule(self) -> Schedule:
         """The steps of what was chosen."""
         return Schedule(self.shard, self.batch, self._skip, self.drop_last, self.shared)
-
-    def salt(self, step: int, indices: list[int]) -> int:
-        """What the randomness of a step depends on: its samples, at any number of ranks."""
-        return indices[0] if indices else 0
 
     @property
     def batches(self) -> data.Sampler[list[int]]:
