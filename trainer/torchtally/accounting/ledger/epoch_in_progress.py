@@ -11,9 +11,9 @@ from torchtally.accounting.batches.step_loader import Taken
 from torchtally.accounting.ledger import drops as dropping
 from torchtally.accounting.ledger.batch_in_flight import Handed
 from torchtally.accounting.ledger.drops import Drops
-from torchtally.accounting.ledger.state import Position
 from torchtally.accounting.ledger.tally import Tally
 from torchtally.accounting.order.drawn import Draw, shown
+from torchtally.accounting.order.position import Position
 from torchtally.accounting.order.schedule import Schedule
 from torchtally.errors import Refused, Unproven
 from torchtally.log import log

@@ -7,7 +7,7 @@ what its own sampler draws, such as one that divides the samples by rank itself.
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import chain, repeat
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from torchtally import exchange
 from torchtally.accounting.order.own_sampler import Source
+from torchtally.accounting.order.position import Drawn, Position
 from torchtally.accounting.order.sampler import Sampler
 from torchtally.accounting.order.schedule import Step
 from torchtally.errors import Refused
@@ -31,24 +32,6 @@ _AS_DRAWN = (
     'pass contract="as_drawn" if samples are meant to repeat or to be left out: the proof then compares what is in the '
     "weights with what the sampler has drawn"
 )
-
-Drawn = tuple[int, int]  # samples of all ranks in the steps up to one, and a hash of them and their places
-
-
-class Made(Protocol):
-    """What is made of an epoch: a position of a state."""
-
-    @property
-    def start(self) -> int: ...
-
-    @property
-    def steps(self) -> int: ...
-
-    @property
-    def world(self) -> int: ...
-
-    @property
-    def drawn(self) -> Drawn | None: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,7 +126,7 @@ class DrawnSampler:
         """Choose an epoch. A collective call."""
         self.draw(epoch)
 
-    def draw(self, epoch: int, made: Made | None = None) -> Draw:
+    def draw(self, epoch: int, made: Position | None = None) -> Draw:
         """Choose an epoch, or what is left of it, and share out what all ranks draw in it. A collective call.
 
         Raises Refused on all ranks. Other ranks than those that have made a part share out the rest of the batches.
@@ -188,14 +171,14 @@ class DrawnSampler:
             )
         return self.schedule
 
-    def made(self, made: Made) -> int:
+    def made(self, made: Position) -> int:
         """The steps of an epoch that a part of it stands for."""
         if self._count is None or (made.world == self.world and not made.start):
             return made.steps
         left = max(0, self._count - made.start - made.steps * made.world)
         return self._whole.steps - -(-left // self.world)
 
-    def _rest(self, epoch: int, made: Made, batches: list[Indices], *, same: bool) -> Draw:
+    def _rest(self, epoch: int, made: Position, batches: list[Indices], *, same: bool) -> Draw:
         """What is left of an epoch, as the ranks that have made a part of it share it out, or those of today."""
         if made.world == self.world:
             whole = self._turns(epoch, made.start, batches) if made.start else self._whole
