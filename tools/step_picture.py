@@ -25,6 +25,7 @@ from torchtally import Account
 
 PICTURE = Path(__file__).parents[1] / "docs/contributing/step.svg"
 _ACCOUNT = Path(torchtally.__file__).parent / "accounting"
+# `data` and `randomness` are left out: they give a value, and call no other room.
 ROOMS = ("account", "run", "reporting", "guards", "ledger", "batches", "order")
 _FACE = {"account", "lifetime", "loader"}  # modules that users call: one column
 _LETTER, _ROW, _TOP = 6.1, 28, 30  # pixels

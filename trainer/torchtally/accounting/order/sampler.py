@@ -36,7 +36,6 @@ class Sampler(data.Sampler[int]):
     Attributes:
         shared: Whether each rank has a sample in the last of the `steps` where it can: `Schedule`.
         batch: Samples of all ranks in a step.
-        schedule: The steps of what was chosen last.
 
     Example:
         >>> list(Sampler(9, shuffle=False, rank=1, world=2))
