@@ -25,6 +25,7 @@ from torchtally import Account
 
 PICTURE = Path(__file__).parents[1] / "docs/contributing/step.svg"
 _ACCOUNT = Path(torchtally.__file__).parent / "accounting"
+# `data` and `randomness` are left out: they give a value, and call no other room.
 ROOMS = ("account", "run", "reporting", "guards", "ledger", "batches", "order")
 _FACE = {"account", "lifetime", "loader"}  # modules that users call: one column
 _LETTER, _ROW, _TOP = 6.1, 28, 30  # pixels
@@ -132,6 +133,11 @@ def stays() -> list[Stay]:
         Stay(moment, caller, module, tuple(dict.fromkeys(call[3] for call in calls)))
         for (moment, caller, module), calls in groupby(profile.calls, key=lambda call: call[:3])
     ]
+
+
+def rooms(found: list[Stay]) -> list[str]:
+    """The rooms that the step stays in, in order of time."""
+    return [room for room, _ in groupby(_room(stay.module) for stay in found)]
 
 
 def drawn() -> str:

@@ -199,16 +199,27 @@ def test_each_room_of_the_account_is_in_the_architecture() -> None:
     ) == sorted(there)
 
 
-def test_the_picture_of_a_step_is_as_the_code_takes_it() -> None:
-    """`make docs` draws it."""
-    drawn = subprocess.run(
-        [sys.executable, "-c", "import torch, step_picture; print(step_picture.drawn(), end='')"],
+def printed(code: str) -> str:
+    """What a program prints that can import the tools."""
+    return subprocess.run(
+        [sys.executable, "-c", code],
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "tools"), *sys.path])},
         capture_output=True,
         text=True,
         check=True,
-    )
-    assert drawn.stdout == (DOCS / "contributing/step.svg").read_text()
+    ).stdout
+
+
+def test_the_picture_of_a_step_is_as_the_code_takes_it() -> None:
+    """`make docs` draws it."""
+    drawn = printed("import step_picture; print(step_picture.drawn(), end='')")
+    assert drawn == (DOCS / "contributing/step.svg").read_text()
+
+
+def test_a_step_returns_to_no_room_between_two_calls_of_the_loop() -> None:
+    """It has two calls of the account: the next batch, and `weigh`."""
+    found = printed("import step_picture; print(*step_picture.rooms(step_picture.stays()))").split()
+    assert found == ["account", "run", "reporting", "batches", "ledger", "account", "ledger"]
 
 
 def test_each_module_of_a_run_exists() -> None:

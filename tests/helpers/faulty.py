@@ -2,25 +2,21 @@
 
 import sys
 from collections.abc import Iterator
+from itertools import count, repeat
 
 import toy
 
-from torchtally.accounting.order.schedule import Schedule
+from torchtally.accounting.order.schedule import Schedule, Step
 from torchtally.commands import train
 from torchtally.pod import failure
-from torchtally.proof.permutation import Indices
 
 fault = getattr(toy, sys.argv.pop(1))
-arrays = Schedule.arrays
 
 
-def faulty(schedule: Schedule) -> Iterator[Indices]:
-    Schedule.arrays = arrays  # type: ignore[method-assign]  # of which the fault makes its own
-    try:
-        return iter([each.numpy() for each in fault(schedule)])
-    finally:
-        Schedule.arrays = faulty  # type: ignore[method-assign]
+def faulty(schedule: Schedule) -> Iterator[Step]:
+    indices = (each.numpy() for each in fault(schedule))
+    return map(Step, indices, repeat(schedule.batch), count(schedule.position(schedule.skip + 1), schedule.batch))
 
 
-Schedule.arrays = faulty  # type: ignore[method-assign]
+Schedule.left = faulty  # type: ignore[method-assign]
 failure.exit_rank(train.main())  # as a rank does it

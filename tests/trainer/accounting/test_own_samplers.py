@@ -515,7 +515,7 @@ def draws(cases: int) -> None:
         common = {"contract": "as_drawn", "batch_size": None, "seed": 0, "rank": rank, "world": world, "leads": True}
         sampler = DrawnSampler("train", Source(n, of_ranks[rank], 0), group=None, **common)
         draw = sampler.draw(1)
-        steps = [[step.tolist() for step in draw.arrays()]]
+        steps = [[step.indices.tolist() for step in draw.left()]]
         gathered: list[Any] = [None] * world
         dist.all_gather_object(gathered, (steps[0], [draw.drawn(step) for step in range(draw.steps + 1)]))
         if len({str(each) for each in of_ranks}) == 1:
@@ -530,7 +530,9 @@ def draws(cases: int) -> None:
         assert [samples for samples, _ in known] == [0, *itertools.accumulate(rows)] and draw.batch == max(rows)
         skip = numbers.randint(0, draw.steps)
         rest = sampler.draw(1, SimpleNamespace(start=0, steps=skip, world=world, drawn=known[skip]))
-        assert [step.tolist() for step in rest.arrays()] == steps[0][skip:]
+        assert [step.indices.tolist() for step in rest.left()] == steps[0][skip:]
+        assert [step.rows for step in rest.left()] == rows[skip:]
+        assert [step.position for step in rest.left()] == [sum(rows[:step]) for step in range(skip, draw.steps)]
         assert rest.taken(skip).tolist() == [*itertools.chain(*steps[0][:skip])]
         # Another sample, or two in another order, are known from that step on.
         batches = [[*batch] for batch in of_ranks[rank]]

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,32 @@ def test_a_second_try_in_one_process_does_not_train_the_samples_of_the_first_aga
         if code == 0
         else "has ended in this process before its plan, and the model has its samples" in found["err"]
     )
+
+
+def tries_within() -> None:
+    """Once the run has made steps, another one trains its model, and fails."""
+    training = Witness(N)
+
+    def trains(account: Account, until: int) -> None:
+        for optimizer in training.optimizers:
+            account.optimizer(optimizer)
+        for step, batch in enumerate(account.loader(Noisy(N), "train", batch_size=SIZE), 1):
+            if step == until:
+                with suppress(RuntimeError), Account(task="within", plan={"train": 1}) as within:
+                    trains(within, 0)
+            elif step == 3:
+                raise RuntimeError("out of memory")
+            account.weigh(training.loss(*batch)).backward()
+            training.step()
+
+    with Account(task="t", plan={"train": 1}) as account:
+        trains(account, 3)
+
+
+def test_a_run_whose_model_another_one_has_trained_and_left_is_not_proved() -> None:
+    found = alone(tries_within)
+    assert found["code"] in (2, 3), found["err"]
+    assert "has ended in this process before its plan, and the model has its samples" in found["err"]
 
 
 CATCHES = """

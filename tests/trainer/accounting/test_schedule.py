@@ -1,6 +1,7 @@
 """The steps of a rank are the order cut by position, whatever divides or not."""
 
 from collections.abc import Iterator
+from itertools import accumulate
 
 import numpy as np
 import pytest
@@ -50,6 +51,10 @@ def test_the_steps_of_all_ranks_are_the_order_cut_by_position(
             for step in range(skip, steps)
         ]
         assert [each.tolist() for each in found.arrays()] == ours
+        edges = [min(step * batch, total) for step in range(skip, steps + 1)]
+        planned = [(step.indices.tolist(), step.rows, step.position) for step in found.left()]
+        begins = range(start + skip * batch, start + steps * batch, batch)
+        assert planned == [*zip(ours, np.diff(edges), begins, strict=True)]
         assert (found.steps, found.total) == (steps, total)
         assert found.begin(skip) == sum(at % world == rank for at in range(skip * batch))
 
@@ -71,6 +76,8 @@ def test_a_shared_last_step_has_a_sample_of_each_rank_where_there_are_as_many(
         skip = data.draw(st.integers(0, found.steps))
         steps = [each.tolist() for each in found.arrays()]
         assert [index for step in steps for index in step] == shard.indices().tolist()
+        rows = [step.rows for step in found.left()]
+        assert [0, *accumulate(rows)] == [found.reached(step) for step in range(found.steps + 1)]
         assert [each.tolist() for each in Schedule(shard, own * world, skip, shared=True).arrays()] == steps[skip:]
         assert found.steps == usual.steps == len(steps)
         assert all(len(step) <= own for step in steps)

@@ -92,7 +92,7 @@ def saves_between_steps() -> dict[str, Any]:
         time.sleep(SLEEP)
         dist.all_reduce(torch.ones(1))
         steps.go_on()
-        steps.stepped()
+        steps.stepped(time.perf_counter())
         time.sleep(SLEEP)
         steps.begin()
     return vars(steps.total) | {"whole": time.perf_counter() - began}

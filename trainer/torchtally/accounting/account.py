@@ -5,6 +5,7 @@ batch counts when the loop asks for the next one. What was handed out and does n
 """
 
 import os
+import threading
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -247,8 +248,15 @@ class Account(Lifetime):
         Raises:
             Refused: It is not clear which batches these are.
         """
-        with self._counting.final:
-            return self._counting.weigh(loss, batches, normalized=normalized)
+        counting = self._counting
+        if counting.final.failure:
+            raise counting.final.failure
+        counting.committer = threading.current_thread(), self._progress.body.begun
+        try:
+            return counting.gradients.weigh(loss, batches, normalized=normalized)
+        except Ending as ending:
+            counting.final.fail(ending)
+            raise
 
     def holds(self, *batches: Any) -> None:
         """State that the gradients that are there now are those of these batches: call it before `optimizer.step()`.

@@ -31,7 +31,7 @@ def refuse_single_rows(model: nn.Module, sampler: Sampler) -> None:
     """Raise Refused if the last step of the epoch would pass BatchNorm a batch of one row."""
     if not _has_batch_norm(model):
         return
-    shard, world, batch = sampler.shard, sampler.world, sampler.batch
+    shard, world, batch = sampler.schedule.shard, sampler.world, sampler.batch
     everything = shard.total
     last = everything - (shard.steps(batch) - 1) * batch
     if everything and last // world < 2:

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from torchtally.accounting.batches.step_loader import NOTHING, Taken
 from torchtally.accounting.order.sampler import Sampler
-from torchtally.accounting.order.schedule import Schedule
-from torchtally.proof.permutation import Indices
+from torchtally.accounting.order.schedule import Schedule, Step
+from torchtally.proof.shards import Shard
 from torchtally.training.task import Inputs, Samples
 
 _AHEAD = 2  # steps whose rows are begun
@@ -37,11 +37,10 @@ class Steps:
         inputs = self._samples.inputs
         # What makes rows on the CPU looks at the indices there, and would wait for the device for others.
         where = device if isinstance(inputs, Tensor) else torch.device("cpu")
-        taken = schedule.arrays() if isinstance(inputs, Tensor) else _begun(schedule, inputs)
-        for step, indices in enumerate(taken, schedule.skip):
-            reseed(_seed(schedule, step), device)
-            chosen = torch.from_numpy(indices).to(where, non_blocking=True)
-            yield Taken(indices, self._rows(chosen), NOTHING, indices)
+        for step in schedule.left() if isinstance(inputs, Tensor) else _begun(schedule, inputs):
+            reseed(_seed(schedule.shard, step), device)
+            chosen = torch.from_numpy(step.indices).to(where, non_blocking=True)
+            yield Taken(step.indices, self._rows(chosen), NOTHING, step)
 
 
 def reseed(seed: int, device: torch.device) -> None:
@@ -51,21 +50,21 @@ def reseed(seed: int, device: torch.device) -> None:
         torch.cuda.default_generators[device.index].manual_seed(seed)
 
 
-def _seed(schedule: Schedule, step: int) -> int:
+def _seed(shard: Shard, step: Step) -> int:
     """The seed of a step, by the run's seed, position, and rank."""
-    shard, seed = schedule.shard, 0
-    for value in (shard.seed, shard.epoch, schedule.position(step + 1), shard.rank):
+    seed = 0
+    for value in (shard.seed, shard.epoch, step.position, shard.rank):
         seed = (seed + value) * 0x9E3779B97F4A7C15 & ((1 << 64) - 1)
     return seed
 
 
-def _begun(schedule: Schedule, inputs: Inputs) -> Iterator[Indices]:
-    """Yield the indices of each step, once the rows of the steps after it are begun."""
-    ahead: deque[Indices] = deque()
-    for step, indices in enumerate(schedule.arrays(), schedule.skip):
-        seed = _seed(schedule, step) ^ 1  # other random numbers than those of the step itself
-        inputs.begin(torch.from_numpy(indices), seed)
-        ahead.append(indices)
+def _begun(schedule: Schedule, inputs: Inputs) -> Iterator[Step]:
+    """Yield each step, once the rows of the steps after it are begun."""
+    ahead: deque[Step] = deque()
+    for step in schedule.left():
+        seed = _seed(schedule.shard, step) ^ 1  # other random numbers than those of the step itself
+        inputs.begin(torch.from_numpy(step.indices), seed)
+        ahead.append(step)
         if len(ahead) > _AHEAD:
             yield ahead.popleft()
     yield from ahead

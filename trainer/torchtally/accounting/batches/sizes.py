@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from torchtally.accounting.order import randomness
+from torchtally.accounting import randomness
 
 _ASKED = 4  # samples that are copied
 _FEW, _MORE = 2, 4  # copies: some collate_fns take no odd number

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils import data
 
+from torchtally.accounting import randomness
 from torchtally.accounting.batches.collate import (
     Batch,
     Collate,
@@ -22,12 +23,11 @@ from torchtally.accounting.batches.collate import (
     wrong_sizes,
 )
 from torchtally.accounting.data.facts import changed_length, fetched
-from torchtally.accounting.order import randomness
 from torchtally.accounting.order.drawn import AnySampler, Draw
-from torchtally.accounting.order.schedule import Schedule
+from torchtally.accounting.order.schedule import Schedule, Step
 from torchtally.errors import Ending, Refused, Unproven
+from torchtally.proof.order import DRAWN
 from torchtally.proof.permutation import Indices
-from torchtally.proof.shards import Shard
 
 # Options of a DataLoader that say how it loads, and not what: it has them as attributes.
 LOADING_OPTIONS = (
@@ -50,7 +50,7 @@ _INSTEAD = {
     "webdataset": ": read it by torchtally.streams.webdataset.TarFiles",
 }
 NOTHING: Mapping[int, str] = {}
-Asked = tuple[int, Indices]  # a request's number, and the indices of its step
+Asked = tuple[int, Step]  # a request's number, and its step
 # Its number, the seed of what the dataset draws, the indices of its step, and where to begin with a filler if need be.
 Request = tuple[int, int, list[int], int | None]
 
@@ -62,14 +62,14 @@ class Taken(NamedTuple):
         indices: Its samples, int64 (samples,).
         data: What the collate_fn has made of them.
         dropped: Samples that the collate_fn has left out, with the reasons.
-        asked: The samples of its step, which are the same object as `indices` where nothing else was said; None if the
-            loader does not know the steps.
+        asked: Its step, with the same object as `indices` where nothing else was said; None if the loader does not know
+            the steps.
     """
 
     indices: Indices
     data: Any
     dropped: Mapping[int, str] = NOTHING
-    asked: Indices | None = None
+    asked: Step | None = None
 
     @property
     def is_last(self) -> bool:
@@ -108,15 +108,15 @@ class ByStep(data.Dataset[Any]):
         except Ending as ending:  # of a dataset: a worker would make a traceback of it
             return number, ending
 
-    def rows(self, schedule: Schedule | Draw, filler: int | None) -> Iterator[Taken]:
+    def rows(self, schedule: Schedule | Draw, *, fills: bool) -> Iterator[Taken]:
         """Yield the batches of tensors: rows at once, on their device."""
-        device = self.dataset.tensors[0].device
-        for indices in schedule.arrays():
+        device, filler = self.dataset.tensors[0].device, torch.tensor([schedule.filler]) if fills else None
+        for step in schedule.left():
             if (now := len(self.dataset)) != self.n:
                 raise Refused(changed_length(self.n, now))
-            chosen = torch.tensor([filler]) if filler is not None and not len(indices) else torch.from_numpy(indices)
+            chosen = torch.from_numpy(step.indices) if filler is None or len(step.indices) else filler
             chosen = chosen.to(device, non_blocking=True)
-            yield Taken(indices, [each[chosen] for each in self.dataset.tensors], NOTHING, indices)
+            yield Taken(step.indices, [each[chosen] for each in self.dataset.tensors], NOTHING, step)
 
     def _filler(self, first: int) -> Any:
         """The data of one sample that is not dropped, from the `first` on, or the error."""
@@ -155,22 +155,26 @@ class Requests(data.Sampler[Request]):
 
     def __init__(self, sampler: AnySampler):
         self.sampler = sampler
-        self.schedule: Schedule | Draw  # of the next iteration
         self.asked: deque[Asked] = deque()
         self.fills = False
 
     def __iter__(self) -> Iterator[Request]:
         self.asked = deque()
-        return self._made(self.asked, self.schedule)
+        return self._made(self.asked, self.sampler.schedule)
 
     def _made(self, asked: deque[Asked], schedule: Schedule | Draw) -> Iterator[Request]:
-        seed = _seed(schedule.shard)
-        filler = self.sampler.filler if self.fills else None
-        for number, step in enumerate(schedule.arrays(), schedule.skip):
+        shard, filler = schedule.shard, schedule.filler if self.fills else None
+        # What a dataset draws follows from seed, epoch and step, whichever process fetches it, at any number of ranks.
+        seed = randomness.mixed(shard.seed, shard.epoch)
+        for number, step in enumerate(schedule.left(), schedule.skip):
             asked.append((number, step))
-            indices = step.tolist()
-            salt = self.sampler.salt(number, indices)
-            own = randomness.mixed(seed + salt) if indices else randomness.mixed(seed, self.sampler.rank)
+            indices = step.indices.tolist()
+            if not indices:
+                own = randomness.mixed(seed, shard.rank)
+            elif shard.order == DRAWN:  # a sample can be drawn more than once
+                own = randomness.mixed(seed + number * shard.world + shard.rank)
+            else:
+                own = randomness.mixed(seed + indices[0])
             yield number, own, indices, filler
 
     def __len__(self) -> int:
@@ -185,12 +189,10 @@ class StepLoader(data.DataLoader[Any]):
     the step, by the word of the collate_fn, come with their indices.
 
     Attributes:
-        schedule: The steps of the next iteration (default: those that the sampler has chosen).
         fills: Whether a rank that has no sample in a step, as none is left or all are dropped, receives a filler, a
             sample that is none of the step's, in place of an empty batch: `Account.weigh` multiplies its loss with 0.
     """
 
-    schedule: Schedule | Draw | None = None
     fills = False
     makes_empty_batches = True
 
@@ -199,7 +201,6 @@ class StepLoader(data.DataLoader[Any]):
             raise Refused(f"the loader of an account sets {', '.join(taken)} itself")
         options["worker_init_fn"] = partial(_begin_worker, options.get("worker_init_fn"))
         collate = collate_fn or data.default_collate
-        self._sampler_of_steps = sampler
         self._steps, self._requests = ByStep(dataset, sampler.n, collate), Requests(sampler)
         super().__init__(self._steps, batch_size=None, sampler=self._requests, collate_fn=_as_it_is, **options)
 
@@ -219,10 +220,9 @@ class StepLoader(data.DataLoader[Any]):
         return self._steps.dataset
 
     def __iter__(self) -> Iterator[Taken]:  # type: ignore[override]
-        requests, schedule = self._requests, self.schedule or self._sampler_of_steps.schedule
+        requests, requests.fills = self._requests, self.fills
         if self._at_once:
-            return self._steps.rows(schedule, self._sampler_of_steps.filler if self.fills else None)
-        requests.schedule, requests.fills = schedule, self.fills
+            return self._steps.rows(requests.sampler.schedule, fills=self.fills)
         if not self.num_workers and not self.pin_memory:
             # DataLoader's own loop would take a third of a small step, most of it for the profiler.
             return _answered(map(self.dataset.__getitem__, requests), requests.asked)
@@ -294,12 +294,7 @@ def _answered(answers: Iterator[Any], requests: deque[Asked]) -> Iterator[Taken]
         if isinstance(made, Batch):
             yield Taken(made.indices, made.data, made.dropped, step)  # type: ignore[arg-type]  # an array here
         else:
-            yield Taken(step, made, NOTHING, step)
-
-
-def _seed(shard: Shard) -> int:
-    """What a dataset draws follows from seed, epoch and step, whichever process fetches it: `mixed` with the step."""
-    return randomness.mixed(shard.seed, shard.epoch)
+            yield Taken(step.indices, made, NOTHING, step)
 
 
 def _as_it_is(batch: Any) -> Any:

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 from torch.utils import data
 
+from torchtally.accounting import randomness
 from torchtally.accounting.batches.sizes import parts
 from torchtally.accounting.batches.step_loader import ByStep
 from torchtally.accounting.data.facts import Facts
 from torchtally.accounting.guards.guard import Guard
-from torchtally.accounting.order import randomness
 
 _FEW = 8  # samples
 _HASHES = 16  # of a sample: beyond, several of its leaves share one

@@ -21,7 +21,7 @@ class Guard:
     caveats: Sequence[str] = ()
 
     def problem(self) -> str | None:
-        """Before the first batch of an epoch, and between two steps."""
+        """Before the first batch of an epoch, and once an optimizer has made its first step."""
         return None
 
     def closes(self, phase: str, epoch: str) -> str | None:

@@ -75,7 +75,6 @@ class Guards:
         ]
         gradients.weights.asked = any(map(self.has, (Apart, Unchanged, Replaced, Loaded)))
         self._on = [each for each in every if each.name not in self._off]
-        self._between = [each for each in self._on if type(each).problem is not Guard.problem]  # asked at each batch
         self.caveats: list[str] = []
         self.say([f"guards off: {', '.join(self._off)}"] if self._off else [])
 
@@ -100,11 +99,8 @@ class Guards:
         del self.caveats[_SAID:]
 
     def problem(self) -> str | None:
-        """What is wrong at the beginning of an epoch, or between two steps."""
-        for each in self._between:
-            if sentence := each.problem():
-                return sentence
-        return None
+        """What is wrong at the beginning of an epoch, or once an optimizer has made its first step."""
+        return next(filter(None, (each.problem() for each in self._on)), None)
 
     def closes(self, phase: str, epoch: str) -> str | None:
         """What is wrong with an epoch that is about to begin, to be proved, or to be saved as it is."""

@@ -16,12 +16,10 @@ class Unfinished(Guard):
     def __init__(self, gradients: Gradients, excused: Callable[[], bool]) -> None:
         self._gradients, self._excused = gradients, excused
         self._run: str | None = None  # the one that was left
-        self._seen = 0  # parameters that it has looked at
 
     def problem(self) -> str | None:
         trained = self._gradients.trained
-        if _left and self._run is None and len(trained) > self._seen:
-            self._seen = len(trained)
+        if _left and self._run is None:
             self._run = next((run for run, left in _left.items() if _has_one(left, trained)), None)
         if self._run is None or self._excused():
             return None
@@ -30,9 +28,12 @@ class Unfinished(Guard):
             "of that run and its weights; only if the weights begin anew, pass anew=True"
         )
 
+    def ends(self) -> str | None:
+        return self.problem()  # another account of this process may have been left since the first step
+
     def leave(self, run: str) -> None:
         """The run ends before its plan."""
-        _left[run] = dict(self._gradients.trained)
+        _left[run] = self._gradients.trained
 
 
 def _has_one(left: Trained, trained: Trained) -> bool:

@@ -27,6 +27,8 @@ class Handed:
         dropped: Samples that the collate_fn has left out, with the reasons.
         rows: Samples of all ranks in the step.
         share: What its mean loss is multiplied with, for the mean over the samples of all ranks in the step.
+        position: Where the step begins in the order.
+        is_last: Whether it is the last one of its epoch.
         weighed: Whether it has a loss.
         left: Whether the loop has left its epoch here.
         counted: Whether it is in the weights.
@@ -43,6 +45,8 @@ class Handed:
     dropped: Mapping[int, str]
     rows: int
     share: float
+    position: int
+    is_last: bool
     weighed: bool = False
     left: bool = False
     counted: bool = False
@@ -73,11 +77,6 @@ class Handed:
         own = [*enumerate(tensors(self.data))]
         found = [{place for place, each in own if _are_equal(each, copy)} for copy in tensors(named)]
         return frozenset().union(*found) if all(found) else frozenset()
-
-    @property
-    def is_last(self) -> bool:
-        """Whether it is the last one of its epoch."""
-        return self.step == self.epoch.total
 
     @property
     def place(self) -> str:

@@ -11,9 +11,9 @@ from torchtally.accounting.batches.step_loader import Taken
 from torchtally.accounting.ledger import drops as dropping
 from torchtally.accounting.ledger.batch_in_flight import Handed
 from torchtally.accounting.ledger.drops import Drops
-from torchtally.accounting.ledger.state import Position
 from torchtally.accounting.ledger.tally import Tally
 from torchtally.accounting.order.drawn import Draw, shown
+from torchtally.accounting.order.position import Position
 from torchtally.accounting.order.schedule import Schedule
 from torchtally.errors import Refused, Unproven
 from torchtally.log import log
@@ -39,10 +39,11 @@ class EpochInProgress:
         trains: bool = True,
     ):
         self.tally, self.drops, self.trains = tally, drops, trains
-        self.schedule, self._expected = schedule, schedule.arrays()
+        self.schedule, self._planned = schedule, schedule.left()
         self.total = schedule.steps  # those that were skipped included
         self.phase, self._world = tally.phase.name, schedule.shard.world
         self.handed = self.counted = schedule.skip
+        self.ended = self.complete = self.handed == self.total  # whether all steps are handed out, and count
         # Indices, and those dropped, of the batches that are handed out and do not count yet.
         self._pending: deque[tuple[Indices, Indices | None]] = deque()
         self.given: dict[int, Tensor] = {}  # the indices that the loop has, by step, of those that it took with these
@@ -57,19 +58,9 @@ class EpochInProgress:
         self.name = f"{phase.name} epoch {phase.epoch}"
 
     @property
-    def complete(self) -> bool:
-        """Whether all steps count."""
-        return self.counted == self.total
-
-    @property
     def decided(self) -> bool:
         """Whether steps of named optimizers have decided on all of its batches."""
         return self.weighed and self.complete
-
-    @property
-    def ended(self) -> bool:
-        """Whether the loop was handed all batches."""
-        return self.handed == self.total
 
     @property
     def untouched(self) -> bool:
@@ -122,19 +113,20 @@ class EpochInProgress:
 
     def hand_out(self, taken: Taken) -> Handed:
         """Return the batch as the loop receives it. Raises Unproven unless its samples are those of the step."""
-        indices, data, reasons, asked = taken
-        dropped = None if indices is asked else self._left_out(taken)
-        rows = self.take(indices, dropped)
+        indices, data, reasons, step = taken
+        step = step or next(self._planned)
+        dropped = None if indices is step.indices else self._left_out(taken, step.indices)
+        self._take(indices, dropped)
         if dropped is not None and self.drops:
             self.drops.say(self.where(self.handed), reasons)
             if self.trains:
                 self.drops.post(self.handed, self.tally.digest_of(dropped))
-        return Handed(self, self.handed, indices, data, reasons, rows, len(indices) * self._world / max(rows, 1))
+        share = len(indices) * self._world / max(step.rows, 1)
+        return Handed(self, self.handed, indices, data, reasons, step.rows, share, step.position, self.ended)
 
-    def _left_out(self, taken: Taken) -> Indices | None:
+    def _left_out(self, taken: Taken, expected: Indices) -> Indices | None:
         """The samples that a batch leaves out, if any. Raises Unproven unless the others are those of the step."""
         where = self.where(self.handed + 1)
-        expected = next(self._expected) if taken.asked is None else taken.asked
         found, dropped = taken.indices, None
         if taken.dropped:
             dropping.check(taken.dropped, where)
@@ -150,16 +142,16 @@ class EpochInProgress:
             raise Unproven(f"{where} is not proved: the batch {' and '.join(parts)}{hint}")
         return dropped
 
-    def take(self, indices: Indices, dropped: Indices | None = None) -> int:
-        """Note a batch as handed out, whatever samples it has. Returns the samples of all ranks that its step has."""
+    def _take(self, indices: Indices, dropped: Indices | None) -> None:
+        """Note a batch as handed out, whatever samples it has."""
         self.handed += 1
+        self.ended = self.handed == self.total
         self._pending.append((indices, dropped))
         if self.trains and len(self._pending) == MANY_PENDING:
             log.warning(
                 f"{self.name}: {MANY_PENDING} batches are handed out and do not count; a batch counts once an "
                 "optimizer that account.optimizer() has received steps with its gradients, or once commit() is called"
             )
-        return self.samples(self.handed - 1, self.handed)
 
     def count(self, upto: int) -> None:
         """Count the batches up to step `upto`, and those after it that are skipped."""
@@ -170,6 +162,7 @@ class EpochInProgress:
             if self._skipped:
                 self._skipped.discard(self.counted)
                 self._used.discard(self.counted)
+        self.complete = self.counted == self.total
 
     def has(self, batch: Batch) -> bool:
         """Whether the batch is one of this epoch that does not count yet."""
@@ -235,7 +228,7 @@ class EpochInProgress:
     def stop(self) -> None:
         """End the epoch after the samples that count."""
         self.stopped = True
-        self.total = self.counted
+        self.total, self.complete, self.ended = self.counted, True, self.handed == self.counted
         if isinstance(self.schedule, Draw):
             self.tally.drawn = self.schedule.taken(self.counted)
             self.tally.end_at(self.position.consumed)

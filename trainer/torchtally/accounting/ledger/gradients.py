@@ -52,7 +52,8 @@ class Gradients:
         open: The epochs in progress of each phase.
         weights: What steps leave.
         beside: What steps use beside batches.
-        trained: The parameters of optimizers that have stepped with the gradients of a batch, by `id()`.
+        trained: The parameters of optimizers that have stepped with the gradients of a batch, by `id()`: another object
+            once there are more.
     """
 
     def __init__(self) -> None:
@@ -394,7 +395,7 @@ class Gradients:
             named.used = True
             if not named.trained:
                 named.trained = True
-                self.trained.update((id(each), weakref.ref(each)) for each in parameters_of(optimizer))
+                self.trained = self.trained | {id(each): weakref.ref(each) for each in parameters_of(optimizer)}
             if named.again:
                 self._wrong = AGAIN
         for each in ready:

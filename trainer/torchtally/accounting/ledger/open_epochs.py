@@ -6,7 +6,7 @@ from itertools import takewhile
 
 from torchtally.accounting.batches.collate import Batch
 from torchtally.accounting.ledger.epoch_in_progress import MANY_PENDING, EpochInProgress
-from torchtally.accounting.ledger.state import Position
+from torchtally.accounting.order.position import Position
 
 
 class OpenEpochs(list[EpochInProgress]):

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from torchtally.accounting.ledger.state import Position
 from torchtally.accounting.ledger.tally import Tally
 from torchtally.accounting.order.drawn import Draw
+from torchtally.accounting.order.position import Position
 from torchtally.accounting.order.schedule import Schedule
 from torchtally.proof import digest
 from torchtally.proof.digest import Digest

@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from torchtally.accounting.order.plan import Extent
+from torchtally.accounting.order.position import Epochs, Packed, Position, Whole
 from torchtally.proof import digest, drop_counts, rules
 from torchtally.proof.contract import Contract
 from torchtally.proof.digest import Digest
@@ -22,32 +23,6 @@ from torchtally.proof.worlds import World
 
 VERSION = 1
 Hash = tuple[str, int, int]  # of a parameter: data type, number of values, and the hash of these
-Whole = Annotated[int, Meta(ge=0)]
-Epochs = Annotated[int, Meta(ge=0, le=rules.MANY)]
-Packed = Annotated[bytes, Meta(min_length=8 * digest.WORDS, max_length=8 * digest.WORDS)]  # a digest
-
-
-@dataclass(frozen=True, kw_only=True)
-class Position:
-    """How far an epoch's order is consumed: `steps` steps of `batch` samples by `world` ranks, from `start` on.
-
-    In an order that is drawn, `start` is a number of batches, and `batch` the size of the largest step.
-    """
-
-    epoch: Epochs
-    start: Whole
-    steps: Whole
-    batch: Annotated[int, Meta(ge=1)]  # samples a step, of all ranks together
-    world: Annotated[int, Meta(ge=1, le=rules.MANY)]
-    dropped: Packed | None = None  # digest of what the program has dropped in the epoch so far
-    drawn: tuple[Whole, Whole] | None = None  # of the steps, in an order that is drawn: `Draw.drawn`
-
-    @property
-    def consumed(self) -> int:
-        """Samples of the order that all ranks have consumed, as if it had no end."""
-        if self.drawn is not None:
-            return self.drawn[0]
-        return self.start + self.steps * self.batch
 
 
 @dataclass(frozen=True, kw_only=True)

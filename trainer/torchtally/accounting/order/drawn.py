@@ -6,7 +6,8 @@ what its own sampler draws, such as one that divides the samples by rank itself.
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from itertools import chain, repeat
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,7 +15,9 @@ import torch.distributed as dist
 
 from torchtally import exchange
 from torchtally.accounting.order.own_sampler import Source
+from torchtally.accounting.order.position import Drawn, Position
 from torchtally.accounting.order.sampler import Sampler
+from torchtally.accounting.order.schedule import Step
 from torchtally.errors import Refused
 from torchtally.proof.contract import OfDraws
 from torchtally.proof.modular import Words
@@ -29,24 +32,6 @@ _AS_DRAWN = (
     'pass contract="as_drawn" if samples are meant to repeat or to be left out: the proof then compares what is in the '
     "weights with what the sampler has drawn"
 )
-
-Drawn = tuple[int, int]  # samples of all ranks in the steps up to one, and a hash of them and their places
-
-
-class Made(Protocol):
-    """What is made of an epoch: a position of a state."""
-
-    @property
-    def start(self) -> int: ...
-
-    @property
-    def steps(self) -> int: ...
-
-    @property
-    def world(self) -> int: ...
-
-    @property
-    def drawn(self) -> Drawn | None: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,10 +89,15 @@ class Draw:
         """This rank's samples before the steps and in the first ones."""
         return np.concatenate([self.before, *self.batches[:steps]])
 
-    def arrays(self) -> Iterator[Indices]:
-        """Yield this rank's sample indices of each step that is left."""
-        for step in range(self.skip, self.steps):
-            yield self.batches[step] if step < len(self.batches) else _NONE
+    @property
+    def filler(self) -> int:
+        """The index of a sample for a rank that has none in a step."""
+        return int(self.batches[0][0]) if self.batches else 0
+
+    def left(self) -> Iterator[Step]:
+        """The steps that are left."""
+        batches, begins = chain(self.batches[self.skip :], repeat(_NONE)), self.rows[self.skip :]
+        return map(Step, batches, np.diff(begins).tolist(), begins.tolist())
 
 
 class DrawnSampler:
@@ -136,7 +126,7 @@ class DrawnSampler:
         """Choose an epoch. A collective call."""
         self.draw(epoch)
 
-    def draw(self, epoch: int, made: Made | None = None) -> Draw:
+    def draw(self, epoch: int, made: Position | None = None) -> Draw:
         """Choose an epoch, or what is left of it, and share out what all ranks draw in it. A collective call.
 
         Raises Refused on all ranks. Other ranks than those that have made a part share out the rest of the batches.
@@ -181,14 +171,14 @@ class DrawnSampler:
             )
         return self.schedule
 
-    def made(self, made: Made) -> int:
+    def made(self, made: Position) -> int:
         """The steps of an epoch that a part of it stands for."""
         if self._count is None or (made.world == self.world and not made.start):
             return made.steps
         left = max(0, self._count - made.start - made.steps * made.world)
         return self._whole.steps - -(-left // self.world)
 
-    def _rest(self, epoch: int, made: Made, batches: list[Indices], *, same: bool) -> Draw:
+    def _rest(self, epoch: int, made: Position, batches: list[Indices], *, same: bool) -> Draw:
         """What is left of an epoch, as the ranks that have made a part of it share it out, or those of today."""
         if made.world == self.world:
             whole = self._turns(epoch, made.start, batches) if made.start else self._whole
@@ -282,15 +272,6 @@ class DrawnSampler:
     def idle(self) -> bool:
         """Whether this rank has no sample in the last step, which all ranks make."""
         return len(self.schedule.batches) < self.schedule.steps
-
-    @property
-    def filler(self) -> int:
-        """The index of a sample for a rank that has none in a step."""
-        return int(self.schedule.batches[0][0]) if self.schedule.batches else 0
-
-    def salt(self, step: int, indices: list[int]) -> int:
-        """What the randomness of a step depends on: its place, as a sample can be drawn more than once."""
-        return step * self.world + self.rank
 
 
 AnySampler = Sampler | DrawnSampler

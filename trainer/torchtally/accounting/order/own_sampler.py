@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from torch.utils import data
 
-from torchtally.accounting.order import randomness
+from torchtally.accounting import randomness
 from torchtally.accounting.order.sampler import Sampler
 from torchtally.errors import Refused, whole
 from torchtally.proof.permutation import Indices

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-import numpy as np
 import torch.distributed as dist
 from torch.utils import data
 
@@ -68,21 +67,6 @@ class Sampler(data.Sampler[int]):
         self.set_epoch(0)
 
     @property
-    def shard(self) -> Shard:
-        """What this rank consumes in the epoch that `set_epoch` chose."""
-        return Shard(
-            n=self.n,
-            rank=self.rank,
-            world=self.world,
-            contract=self.contract,
-            order=self.order,
-            seed=self.seed,
-            epoch=self._epoch,
-            start=self._start,
-            end=self._end,
-        )
-
-    @property
     def batch_size(self) -> int:
         """Samples of this rank in a step, or the most of any rank."""
         return -(-self.batch // self.world)
@@ -94,28 +78,13 @@ class Sampler(data.Sampler[int]):
 
     def part(self, start: int = 0, end: int | None = None) -> Schedule:
         """The steps of a part of an epoch, whatever part was chosen."""
-        return replace(self.schedule, shard=replace(self.shard, start=start, end=end), skip=0)
+        return replace(self.schedule, shard=replace(self.schedule.shard, start=start, end=end), skip=0)
 
     @property
     def idle(self) -> bool:
         """Whether this rank has no sample in the last step, which all ranks make."""
         schedule = self.schedule
         return schedule.begin(schedule.steps - 1) >= len(self)
-
-    @property
-    def filler(self) -> int:
-        """The index of a sample for a rank that has none in a step."""
-        shard = self.shard
-        return int(shard.samples_at(np.array([shard.start]))[0])
-
-    @property
-    def schedule(self) -> Schedule:
-        """The steps of what was chosen."""
-        return Schedule(self.shard, self.batch, self._skip, self.drop_last, self.shared)
-
-    def salt(self, step: int, indices: list[int]) -> int:
-        """What the randomness of a step depends on: its samples, at any number of ranks."""
-        return indices[0] if indices else 0
 
     @property
     def batches(self) -> data.Sampler[list[int]]:
@@ -129,7 +98,18 @@ class Sampler(data.Sampler[int]):
 
     def choose(self, epoch: int, start: int, skip: int, end: int | None = None) -> None:
         """Choose a part of an epoch: positions `start` to `end` of its order, without the first `skip` steps."""
-        self._epoch, self._start, self._skip, self._end = epoch, start, skip, end
+        shard = Shard(
+            n=self.n,
+            rank=self.rank,
+            world=self.world,
+            contract=self.contract,
+            order=self.order,
+            seed=self.seed,
+            epoch=epoch,
+            start=start,
+            end=end,
+        )
+        self.schedule = Schedule(shard, self.batch, skip, self.drop_last, self.shared)
 
     def steps(self) -> Iterator[list[int]]:
         """Yield this rank's indices of each step. All ranks have equally many steps; the last one can be empty."""
@@ -140,7 +120,7 @@ class Sampler(data.Sampler[int]):
             yield from indices
 
     def __len__(self) -> int:
-        return self.shard.size
+        return self.schedule.shard.size
 
 
 class _Steps(data.Sampler[list[int]]):

@@ -3,12 +3,29 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from itertools import pairwise
+from itertools import chain, count, pairwise, repeat
+from typing import NamedTuple
+
+import numpy as np
 
 from torchtally.proof.permutation import Indices
 from torchtally.proof.shards import Shard
 
 _CHUNK = 1 << 15  # indices computed at a time: many steps' worth, little memory
+
+
+class Step(NamedTuple):
+    """A step that is planned.
+
+    Attributes:
+        indices: This rank's samples, int64 (samples,).
+        rows: Samples of all ranks.
+        position: Where it begins in the order.
+    """
+
+    indices: Indices
+    rows: int
+    position: int
 
 
 @dataclass(frozen=True)
@@ -65,8 +82,23 @@ class Schedule:
             return min(edge, self.total - world)
         return edge
 
+    @property
+    def filler(self) -> int:
+        """The index of a sample for a rank that has none in a step."""
+        return int(self.shard.samples_at(np.array([self.shard.start]))[0])
+
+    def left(self) -> Iterator[Step]:
+        """The steps that are left. All but the last two of an epoch are whole."""
+        first = max(self.skip, self.steps - 2)
+        last = (self.reached(step + 1) - self.reached(step) for step in range(first, self.steps))
+        rows = chain(repeat(self.batch, first - self.skip), last)
+        return map(Step, self.arrays(), rows, count(self.position(self.skip + 1), self.batch))
+
     def arrays(self) -> Iterator[Indices]:
-        """Yield this rank's sample indices of each step that is left, int64 (samples,)."""
+        """This rank's sample indices of each step that is left, int64 (samples,)."""
+        return chain.from_iterable(self._chunks())
+
+    def _chunks(self) -> Iterator[list[Indices]]:
         own, uneven = divmod(self.batch, self.shard.world)
         steps, at_once = self.steps, max(1, _CHUNK * self.shard.world // self.batch)
         for first in range(self.skip, steps, at_once):
@@ -75,8 +107,7 @@ class Schedule:
             equal = not uneven and not self.shared
             bounds: Sequence[int] = range(first * own, last * own + 1, own) if equal else [*map(self.begin, numbers)]
             some = _indices(self.shard, bounds[0], bounds[-1])
-            for low, high in pairwise(bounds):
-                yield some[low - bounds[0] : high - bounds[0]]
+            yield [some[low - bounds[0] : high - bounds[0]] for low, high in pairwise(bounds)]
 
 
 @lru_cache(maxsize=8)  # of some phases: a loader asks for them, and the epoch in progress compares what it has

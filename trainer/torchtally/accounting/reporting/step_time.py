@@ -80,10 +80,10 @@ class StepTime:
         self._began += time.perf_counter() - at
         self._waited += WAITED.seconds - waited
 
-    def stepped(self) -> None:
-        """The step ends."""
+    def stepped(self, ended: float) -> None:
+        """The step has ended at this time."""
         WAITED.thread = threading.get_ident()
         self.number += 1
-        self._whole += time.perf_counter() - self._began
+        self._whole += ended - self._began
         self._data += self._fetching
         self._communication += WAITED.seconds - self._waited

@@ -64,12 +64,17 @@ class Final:
 
     def __init__(self, tell: Callable[[Ending], None]) -> None:
         self._tell = tell
-        self._failure: Ending | None = None
+        self.failure: Ending | None = None
 
     def check(self) -> None:
         """Raise the failure, if there was one."""
-        if self._failure:
-            raise self._failure
+        if self.failure:
+            raise self.failure
+
+    def fail(self, ending: Ending) -> None:
+        """Tell the other ranks of a failure."""
+        self.failure = ending
+        self._tell(ending)
 
     def __enter__(self) -> None:
         self.check()
@@ -78,8 +83,7 @@ class Final:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if isinstance(error, Ending):
-            self._failure = error
-            self._tell(error)
+            self.fail(error)
 
 
 class Attempt:
@@ -124,7 +128,7 @@ class Attempt:
         agreed = self.agree(facts | of_rank_0, problem, _judge_anew)
         self._known: tuple[str, int] | None = tuple(agreed["_record"]) if agreed["_record"] else None
         self.members = Membership.of(group)
-        self.begun = self._stepped = self._reported = False
+        self.begun = self._reported = False
         self._loaded: State | None = None
         self.run = Run(
             run=self._known[0] if self._known else agreed["_run"],
@@ -242,12 +246,6 @@ class Attempt:
     def begins_anew(self) -> bool:
         """Whether the program has said that its weights are those of a beginning, or of a state that it has loaded."""
         return self._stated_anew or self._loaded is not None
-
-    def stepped(self, epoch: int) -> None:
-        """Report the first step."""
-        if not self._stepped and self.prints:
-            events.emit(events.Step(epoch=epoch), self.run.source)
-        self._stepped = True
 
     def complete(self, made: tuple[str, str] | None) -> None:
         """Record and report that the plan is fulfilled, and the model, if one is `made`."""

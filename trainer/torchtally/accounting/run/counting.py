@@ -1,6 +1,7 @@
 """Counts the batches that an account hands out to the loop, and proves each epoch once all of them count."""
 
 import threading
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
@@ -12,6 +13,7 @@ import torch.distributed as dist
 from torch.optim.optimizer import Optimizer
 from torch.utils import data
 
+from torchtally.accounting import randomness
 from torchtally.accounting.batches.collate import Batch
 from torchtally.accounting.batches.step_loader import StepLoader, Taken, checked
 from torchtally.accounting.guards.apart import Apart
@@ -19,7 +21,6 @@ from torchtally.accounting.guards.guards import Guards
 from torchtally.accounting.ledger.batch_in_flight import Handed
 from torchtally.accounting.ledger.epoch_in_progress import EpochInProgress
 from torchtally.accounting.ledger.gradients import OUTSIDE, Gradients
-from torchtally.accounting.order import randomness
 from torchtally.accounting.proofs.printing import emit_last
 from torchtally.accounting.proofs.proving import enforce, prove
 from torchtally.accounting.reporting.meeting import Meeting
@@ -52,6 +53,7 @@ class Counting:
         phase: Name of the phase of the last batch.
         gradients: The batches whose gradients the steps of named optimizers use.
         final: What every call of the program runs in: a failure is final, also for a loop that catches it.
+        committer: The thread that was the last to weigh a loss or to commit, and the number of that epoch's body.
     """
 
     def __init__(
@@ -74,13 +76,13 @@ class Counting:
         self.asked = Asked()
         self.phase = next(iter(progress.given), "")
         self._counts = 0  # steps of named optimizers that are taken note of
+        self._trained = gradients.trained  # what was looked at between two steps
         self._proved = 0  # epochs of this attempt
         self._randomness = 0  # the seed of the last batch, to be mixed
         self.final = Final(attempt.tell)
+        self.committer: tuple[threading.Thread | None, int] = None, 0
         self._left_over: str | None = None  # the epoch that was stopped with a batch that does not count
         self._counts_at_stop = 0
-        self._committing: threading.Thread | None = None  # the thread that has made the last commit
-        self._committed_in = 0  # the number of the body of an epoch in which that was
 
     def loop(self, phase: str, epoch: int | None, batches: Iterable[Any]) -> Iterator[Handed | Taken]:
         """Yield the batches of one epoch, the next one by default. Raises Unproven and Refused."""
@@ -101,8 +103,6 @@ class Counting:
         """Yield batches of an epoch that the plan does not have, which a loop that fetches ahead does not train."""
         self.gradients.beyond, self.gradients.looked = why, False
         self._phases.samplers[phase].set_epoch(epoch)
-        if isinstance(batches, StepLoader):
-            batches.schedule = None
         try:
             for taken in batches:
                 yield taken if isinstance(taken, Taken) else checked(taken, batches, f"{phase} epoch {epoch}")
@@ -147,7 +147,7 @@ class Counting:
             # iter() draws the workers' seed: not from the generator that the training uses.
             batches.generator = torch.Generator().manual_seed(seed & 0x7FFFFFFFFFFFFFFF)
         if isinstance(batches, StepLoader):
-            batches.schedule, batches.fills = current.schedule, current.weighed
+            batches.fills = current.weighed
         seeded = getattr(batches, "seeds", None) is True
         for taken in self._steps.fetched(batches) if current.trains else batches:
             if current.ended:
@@ -168,7 +168,7 @@ class Counting:
             if self.gradients.watches and self._is_loop:
                 self.gradients.enter(current)
             self.phase = phase
-            self._randomness = seed + current.schedule.position(batch.step)
+            self._randomness = seed + batch.position
             if not seeded:
                 self.reseed()
             try:
@@ -207,11 +207,6 @@ class Counting:
             for each in parameters_of(optimizer):
                 process_group.warn_of_gloo(each.device)
 
-    def weigh(self, loss: torch.Tensor, batches: tuple[Any, ...], *, normalized: bool) -> torch.Tensor:
-        """Tie a loss to its batches: `Account.weigh`. Raises Refused."""
-        self._committing, self._committed_in = threading.current_thread(), self._progress.body.begun
-        return self.gradients.weigh(loss, batches, normalized=normalized)
-
     def catch_up(self) -> None:
         """Take note of the steps of optimizers, and prove what is complete. A call of all ranks, between two steps."""
         self._note_steps()
@@ -222,7 +217,7 @@ class Counting:
     @property
     def _is_loop(self) -> bool:
         """Whether this is the thread that trains."""
-        return threading.current_thread() is (self._committing or threading.main_thread())
+        return threading.current_thread() is (self.committer[0] or threading.main_thread())
 
     def _prove_decided(self, phase: str, *, overdue: int, again: bool = False, ends: bool = False) -> None:
         """Prove a phase's epochs that are decided on all ranks, and the first ones that are `overdue` on any.
@@ -264,11 +259,13 @@ class Counting:
         """Take note of what optimizers have stepped since the last call. Not a call of all ranks."""
         if self.gradients.beside.outside:
             self._guards.say([OUTSIDE])
-        if self._counts == self.gradients.counts or threading.current_thread() is not self._committing:
+        if self._counts == self.gradients.counts or threading.current_thread() is not self.committer[0]:
             return
         self._counts = self.gradients.counts
-        if wrong := self._guards.problem():
-            raise Refused(wrong)
+        if self._trained is not self.gradients.trained:
+            self._trained = self.gradients.trained
+            if wrong := self._guards.problem():
+                raise Refused(wrong)
         self._after_step()
 
     def check_saved(self) -> None:
@@ -309,21 +306,21 @@ class Counting:
 
     def _after_step(self) -> None:
         """Take note of a step whose batches count."""
-        self._steps.stepped()
+        ended = time.perf_counter()
+        training = [each for epochs in self._open.values() for each in epochs if each.trains]
+        if self._reports:
+            for current in training:
+                self._reports.stepped(current)
+        self._steps.stepped(ended)
         if self._meeting:
             self._meeting.stepped(self.phase, self._progress.completed)
-        for current in self._open.all:
-            if not current.trains:
-                continue
-            self._attempt.stepped(current.tally.phase.epoch)
-            if self._reports:
-                self._reports.stepped(current)
+        for current in training:
             if self._pace and self._pace.due:
                 loss = self._reports.loss(current.phase) if self._reports else None
                 self._pace.report(current, self._phases.share, loss, self._steps.total)
             if current.complete and not current.weighed:
                 self._close(current)
-        self._committing, self._committed_in = threading.current_thread(), self._progress.body.begun
+        self.committer = threading.current_thread(), self._progress.body.begun
         if self.checkpoints:
             self.checkpoints.after_commit()
         self._steps.begin()
@@ -448,8 +445,9 @@ class Counting:
         No step is in progress where the body of the next epoch has begun, or where the thread that commits has ended:
         each epoch may have a thread of its own.
         """
-        over = self._committed_in < self._progress.body.begun or not (self._committing and self._committing.is_alive())
-        if self._committing not in (None, threading.current_thread()) and (self._open.pending or not over):
+        thread, body = self.committer
+        over = body < self._progress.body.begun or not (thread and thread.is_alive())
+        if thread not in (None, threading.current_thread()) and (self._open.pending or not over):
             raise Refused(
                 f"{current.name}: another thread than the one that commits has fetched a batch, so a checkpoint could "
                 "hold half of a step: fetch batches in the thread that commits, and read ahead by the loader's "

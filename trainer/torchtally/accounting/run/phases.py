@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from torchtally.accounting import randomness
 from torchtally.accounting.batches import step_loader
 from torchtally.accounting.data.fingerprint import UNKNOWN, fingerprint, is_unknown
 from torchtally.accounting.data.mixture import Mixture
@@ -18,12 +19,12 @@ from torchtally.accounting.ledger import resume
 from torchtally.accounting.ledger.drops import Drops
 from torchtally.accounting.ledger.epoch_in_progress import EpochInProgress
 from torchtally.accounting.ledger.open_epochs import Open
-from torchtally.accounting.ledger.state import PhaseState, Position
+from torchtally.accounting.ledger.state import PhaseState
 from torchtally.accounting.ledger.tally import Phase, Tally
-from torchtally.accounting.order import randomness
 from torchtally.accounting.order.drawn import AnySampler, DrawnSampler
 from torchtally.accounting.order.locality import Locality, check_order
 from torchtally.accounting.order.own_sampler import Source
+from torchtally.accounting.order.position import Position
 from torchtally.accounting.order.sampler import Sampler
 from torchtally.accounting.run.attempt import Attempt
 from torchtally.accounting.run.progress import Progress, no_step

@@ -8,10 +8,11 @@ from typing import Any
 
 import torch.distributed as dist
 
-from torchtally.accounting.ledger.state import PhaseState, Position, State
+from torchtally.accounting.ledger.state import PhaseState, State
 from torchtally.accounting.ledger.tally import Run
 from torchtally.accounting.order.drawn import AnySampler
 from torchtally.accounting.order.plan import Every, Extent, Planned, as_values, checked, extent
+from torchtally.accounting.order.position import Position
 from torchtally.accounting.order.sampler import Sampler
 from torchtally.accounting.proofs import last_line
 from torchtally.errors import Refused, Unproven

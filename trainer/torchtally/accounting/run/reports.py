@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from torchtally import standard_output
+from torchtally import events, standard_output
 from torchtally.accounting.ledger.epoch_in_progress import EpochInProgress
 from torchtally.accounting.ledger.tally import Run
 from torchtally.accounting.proofs.proving import Proof
@@ -40,7 +40,7 @@ class Reports:
         self._model: Trained | None = None
         self._watchers: Callbacks | None = None
         self._open = ExitStack()
-        self._begun = False
+        self._begun = self._stepped = False
         self._planned = self._consumed = 0  # samples of all phases that train
         self._counted: dict[str, int] = {}  # steps of each epoch that are reported
         self._trained: dict[str, tuple[float, int]] = {}  # where an epoch began: time and steps
@@ -67,6 +67,9 @@ class Reports:
 
     def stepped(self, current: EpochInProgress) -> None:
         """The optimizer has stepped, with what counts now."""
+        if not self._stepped:
+            self._stepped = True
+            events.emit(events.Step(epoch=current.tally.phase.epoch), current.tally.run.source)
         before, counted = self._counted[current.name], current.counted
         if before == counted:
             return
