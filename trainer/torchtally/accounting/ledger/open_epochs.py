@@ -61,11 +61,13 @@ class Open(defaultdict[str, OpenEpochs]):
 
     Attributes:
         evaluated: Names of those that do not train, and in which an optimizer has stepped nevertheless.
+        last: That of the batch that was handed out last.
     """
 
     def __init__(self) -> None:
         super().__init__(OpenEpochs)
         self.evaluated: set[str] = set()
+        self.last: EpochInProgress | None = None
 
     @property
     def all(self) -> list[EpochInProgress]:
