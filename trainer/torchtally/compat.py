@@ -30,6 +30,7 @@ PRIVATE = (
     "torch._C:_current_graph_task_id",
     "torch._dynamo",
     "torch.autograd:Variable._execution_engine.queue_callback",
+    "torch.distributed.tensor:DTensor._local_tensor",
     "torch.distributed._functional_collectives:all_to_all_single_autograd",
     "torch.distributed.distributed_c10d:_get_default_store",
     "torch.distributed.elastic.agent.server.api:_TERMINAL_STATE_SYNC_ID",
@@ -74,8 +75,18 @@ def backward_number() -> int:
 
 
 def marks_of(tensors: list[Tensor | None]) -> tuple[tuple[int, int] | None, ...]:
-    """Of each tensor its id, and how often it has been written to in place. In one call: a step makes some of many."""
-    return tuple([None if each is None else (id(each), each._version) for each in tensors])
+    """Of each tensor its id, and how often it has been written to in place. In one call: a step makes some of many.
+
+    FSDP adds to the local part of a DTensor, which does not count that.
+    """
+    return tuple(
+        [
+            None
+            if each is None
+            else (id(each), (each if type(each) is Tensor else getattr(each, "_local_tensor", each))._version)
+            for each in tensors
+        ]
+    )
 
 
 def captures() -> bool:

@@ -160,6 +160,23 @@ def writes_gradients_itself(account: Account, loader: Iterable[Tensor], model: T
         model.zero_grad()
 
 
+def adds_gradients_itself(
+    account: Account, loader: Iterable[Tensor], model: Times, optimizer: Any, adds: bool = True
+) -> None:
+    """Those of two batches; without `adds`, a mistake: those of the second are written over those of the first."""
+    batches: list[Tensor] = []
+    for batch in loader:
+        batches.append(batch)
+        [found] = torch.autograd.grad(account.weigh(model(batch)), [model.rows])
+        model.rows.grad = found if model.rows.grad is None or not adds else model.rows.grad + found
+        if len(batches) == 2:
+            if adds:
+                account.holds(*batches)
+            optimizer.step()
+            optimizer.zero_grad()
+            batches.clear()
+
+
 def has_losses_of_zero(account: Account, loader: Iterable[Tensor], model: Times, optimizer: Any) -> None:
     """The gradient of every second batch is zero, as that of a hinge loss can be."""
     previous = torch.zeros(0, dtype=torch.int64)
@@ -280,6 +297,7 @@ RIGHT = [
     tries_again,
     clears_both_models,
     writes_gradients_itself,
+    adds_gradients_itself,
     has_losses_of_zero,
     adds_a_loss_of_no_weight,
     keeps_gradients_of_zeros,
@@ -614,6 +632,7 @@ DROPPED: list[tuple[Loop, int]] = [
     (functools.partial(multiplies_by_zero, before=True), 24),
     (trains_the_worst_of_two, 24),
     (functools.partial(clears_too_early, in_place=True), 24),
+    (functools.partial(adds_gradients_itself, adds=False), 24),
     (skips_after_the_backward_pass, 2 * SIZE),
 ]
 LOST: list[tuple[Loop | Callable[[], None], int]] = [
@@ -717,8 +736,8 @@ def parameters_after(world: int, rows: int, wrap: Callable[[nn.Module], nn.Modul
     return torch.cat([each.detach().flatten() for each in whole]).tolist()
 
 
-def accumulates_without_communication(wrap: Callable[[nn.Module], nn.Module]) -> int:
-    """The batches of two epochs that are dropped, where every second backward pass communicates."""
+def accumulates_apart(wrap: Callable[[nn.Module], nn.Module], quiet: bool) -> int:
+    """The samples of two epochs that are dropped; if `quiet`, only every second backward pass communicates."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 3))
     wrapped: Any = wrap(model)
@@ -730,9 +749,9 @@ def accumulates_without_communication(wrap: Callable[[nn.Module], nn.Module]) ->
         for _ in account.epochs():
             for number, (inputs, labels) in enumerate(loader):
                 waits = number % 2 == 0
-                with wrapped.no_sync() if waits and hasattr(wrapped, "no_sync") else contextlib.nullcontext():
+                with wrapped.no_sync() if waits and quiet and hasattr(wrapped, "no_sync") else contextlib.nullcontext():
                     if hasattr(wrapped, "set_requires_gradient_sync"):
-                        wrapped.set_requires_gradient_sync(not waits)
+                        wrapped.set_requires_gradient_sync(not (waits and quiet))
                     account.weigh(cross_entropy(wrapped(inputs), labels)).backward()
                 if not waits:
                     optimizer.step()
@@ -755,9 +774,12 @@ def as_it_is(model: nn.Module) -> nn.Module:
     return model
 
 
+@pytest.mark.parametrize("quiet", [True, False])
 @pytest.mark.parametrize("wrap", [in_ddp, in_fsdp])
-def test_gradients_that_are_accumulated_without_communication_count(wrap: Callable[[nn.Module], nn.Module]) -> None:
-    for each in run(2, accumulates_without_communication, wrap):
+def test_gradients_that_are_accumulated_with_or_without_communication_count(
+    wrap: Callable[[nn.Module], nn.Module], quiet: bool
+) -> None:
+    for each in run(2, accumulates_apart, wrap, quiet):
         assert (each["code"], each["result"]) == (0, 0), each["err"]
 
 

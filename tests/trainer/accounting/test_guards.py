@@ -169,6 +169,15 @@ class BeginsAgainInTheSecond(Training):
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
 
 
+class BeginsAgainInTheMiddle(BeginsAgainInTheSecond):
+    def before_epoch(self, epoch: int) -> None:
+        pass
+
+    def after_step(self, epoch: int, step: int) -> None:
+        if step == 1:
+            super().before_epoch(epoch + 1)
+
+
 class TrainsABatchAgain(Training):
     def after_step(self, epoch: int, step: int) -> None:
         if step == 2:
@@ -182,6 +191,16 @@ class TrainsABatchAgain(Training):
         return super().loss(inputs)
 
 
+class TrainsTheLastBatchAgain(TrainsABatchAgain):
+    """As by the variables that a loop has left."""
+
+    def after_step(self, epoch: int, step: int) -> None:
+        pass
+
+    def at_end(self, account: Account) -> None:
+        super().after_step(EPOCHS, 2)
+
+
 NOTHING = ["no parameter changed in train epoch 2"]
 SAID: dict[type[Training], list[str] | None] = {
     LearnsNothingInTheSecond: NOTHING,
@@ -190,7 +209,8 @@ SAID: dict[type[Training], list[str] | None] = {
     StepsTheHeadAlone: ["optimizer 2 had gradients and made no step in train epoch 2"],
     GoesOnWithEarlierWeights: ["the program has written to the weights before train epoch 2"],
     EvaluatesAnAverage: None,
-    BeginsAgainInTheSecond: ["an epoch of train has trained none of the parameters of the epoch before"],
+    BeginsAgainInTheSecond: ["from a batch of train on, no step has trained the parameters of those before"],
+    BeginsAgainInTheMiddle: ["from a batch of train on, no step has trained the parameters of those before"],
     TrainsABatchAgain: ["batches of train were trained by several steps"],
 }
 
@@ -204,6 +224,11 @@ def test_the_last_line_says_what_steps_have_left_undone(subtests: pytest.Subtest
             for sentence in SAID[kind] or ():
                 assert sentence in found[0]["err"]
                 assert sentence in summary(verified(found))
+
+
+def test_the_last_line_says_that_a_batch_was_trained_again_after_the_last_epoch() -> None:
+    for found in run(2, runs, TrainsTheLastBatchAgain):
+        assert (found["code"], found["result"]["caveats"]) == (0, SAID[TrainsABatchAgain]), found["err"]
 
 
 class WarmsUp(Training):

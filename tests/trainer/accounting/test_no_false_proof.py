@@ -272,6 +272,22 @@ def trains_its_evaluation(last: str) -> None:
             optimizer.step()
 
 
+def weighs_its_evaluation() -> None:
+    """A loss without a name must not be taken for another one of the last batch of the training."""
+    training = Witness(N)
+    optimizer = torch.optim.SGD([*training.counts.parameters(), *training.model.parameters()], lr=0.1)
+    with Account(task="t", plan={"train": 1, "test": 1}) as account:
+        account.optimizer(optimizer)
+        for loader in (
+            account.loader(Noisy(N), "train", batch_size=SIZE),
+            account.loader(Noisy(SIZE), "test", batch_size=SIZE, trains=False),
+        ):
+            for batch in loader:
+                account.weigh(training.loss(*batch)).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+
+
 def stops_twice() -> None:
     """A batch that has its step between two stops would count, and the last line would say what the first one knew."""
     training = Witness(N)
@@ -324,6 +340,11 @@ EVALUATIONS: list[tuple[Any, int, str]] = [
     ((trains_where_nothing_is_committed,), 2, NO_STEPS),
     ((trains_its_evaluation, "cleared"), 2, NO_STEPS.replace("train", "test", 1)),
     ((trains_its_evaluation, "zero"), 2, NO_STEPS.replace("train", "test", 1)),
+    (
+        (weighs_its_evaluation,),
+        2,
+        "test epoch 1, step 1 of 1: the losses of a phase that weigh() receives need a loader",
+    ),
     ((reads_an_optimizer_while_it_evaluates,), 0, ""),
     ((mixes_up, False), 2, MIXED_UP),
     ((mixes_up, True), 2, MIXED_UP),

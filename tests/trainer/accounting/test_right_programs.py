@@ -73,6 +73,29 @@ def plays_two() -> Any:
     return trains(step, judges, makers)
 
 
+def translates_both_ways() -> Any:
+    """The loss of the makers, of batches of two phases, reaches both judges, each of which steps in one phase."""
+    made, judges = [DistributedDataParallel(a_model()) for _ in range(2)], [a_model() for _ in range(2)]
+    driven = [DistributedDataParallel(each) for each in judges]
+    makers = Adam([parameter for each in made for parameter in each.parameters()])
+    optimizers = [Adam(each.parameters()) for each in judges]
+    with Account("t", plan={"a": 2, "b": 2}) as account:
+        for optimizer in (makers, *optimizers):
+            account.optimizer(optimizer)
+        loaders = [account.loader(TensorDataset(torch.randn(16, 8)), phase, batch_size=4) for phase in ("a", "b")]
+        for _ in account.epochs():
+            for batches in zip(*loaders, strict=False):
+                makers.zero_grad()
+                losses = [judges[1 - at](made[at](inputs)).square().mean() for at, [inputs] in enumerate(batches)]
+                account.weigh(losses[0] + losses[1], *batches).backward()
+                makers.step()
+                for [inputs], judge, optimizer in zip(batches, driven, optimizers, strict=True):
+                    optimizer.zero_grad()
+                    account.weigh(judge(inputs).mean(), inputs).backward()
+                    optimizer.step()
+    return account.last_line
+
+
 def makes_an_optimizer_in_each_epoch_and_unfreezes() -> Any:
     model = a_model()
     now: list[Step] = []
@@ -227,6 +250,7 @@ def has_an_outer_optimizer() -> Any:
 
 RIGHT = [
     plays_two,
+    translates_both_ways,
     makes_an_optimizer_in_each_epoch_and_unfreezes,
     adapts,
     ascends,

@@ -38,6 +38,10 @@ class Unchanged(Guard):
             self.caveats = [*self.caveats, f"{which} had gradients and made no step in {epoch}"]
         return None
 
+    def ends(self) -> str | None:
+        self.caveats = self._gradients.repeated  # also after the last epoch
+        return None
+
 
 class Replaced(Guard):
     """Compares weights that are saved, or that the run ends with, with those that the last step has left."""

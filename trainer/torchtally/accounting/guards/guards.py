@@ -111,8 +111,12 @@ class Guards:
         return next(filter(None, (each.saves(objects) for each in self._on)), None)
 
     def ends(self) -> str | None:
-        """What is wrong with the weights at the end of the run."""
-        return next(filter(None, (each.ends() for each in self._on)), None)
+        """What is wrong with the weights at the end of the run. It may add to the caveats."""
+        for each in self._on:
+            if sentence := each.ends():
+                return sentence
+            self.say(each.caveats)
+        return None
 
     def tells(self, phase: str) -> dict[str, Any]:
         """What this rank tells the others at the end of an epoch that trains."""

@@ -17,12 +17,13 @@ class Beside:
     """The gradients of one account that belong to none of its batches.
 
     Attributes:
+        at: The epoch of the batch that the loop is at.
         outside: Whether an optimizer that trains batches has stepped without any, outside the loops.
     """
 
     def __init__(self, epochs: Open) -> None:
         self._open = epochs
-        self._at: EpochInProgress | None = None  # the epoch of the batch that the loop is at
+        self.at: EpochInProgress | None = None
         self._hooks: list[RemovableHandle] = []
         self._foreign: dict[Named, EpochInProgress] = {}  # evaluations with backward passes to its parameters
         self.outside = False
@@ -30,9 +31,9 @@ class Beside:
     def enter(self, epoch: EpochInProgress | None, optimizers: Iterable[Named] = ()) -> None:
         """The loop is at a batch of an epoch, or at none."""
         self.look()
-        if epoch is self._at:
+        if epoch is self.at:
             return
-        self._at = epoch
+        self.at = epoch
         while self._hooks:
             self._hooks.pop().remove()
         if epoch is None or epoch.trains:
@@ -47,7 +48,7 @@ class Beside:
 
     def leave(self, epoch: EpochInProgress) -> None:
         """The loop has left an epoch."""
-        if epoch is self._at:
+        if epoch is self.at:
             self.enter(None)
 
     def look(self) -> None:
@@ -59,10 +60,10 @@ class Beside:
         """An optimizer steps with what is there, perhaps `alone`, without gradients of batches."""
         self.look()
         epoch = self._foreign.get(named)
-        if not epoch and alone and (named.trained or (self._at and not self._at.trains)):
+        if not epoch and alone and (named.trained or (self.at and not self.at.trains)):
             evaluation = None if self._open.pending else self._open.evaluation
-            if (evaluation or not self._at) and not named.are_zero:
+            if (evaluation or not self.at) and not named.are_zero:
                 epoch, self.outside = evaluation, self.outside or not evaluation
         if epoch and not self._open.evaluated:
-            within = epoch in (self._at, self._open.evaluation)
+            within = epoch in (self.at, self._open.evaluation)
             self._open.evaluated = f"{'in' if within else 'with gradients of'} {epoch.name}"

@@ -246,7 +246,8 @@ class EpochInProgress:
             return (
                 f": of {lost} of the {self.handed} batches that were handed out, no step of an optimizer has used "
                 "gradients; each batch needs account.weigh(loss).backward() and a step of an optimizer that "
-                "account.optimizer() has received, also the last of the run; skip(reason) leaves one out"
+                "account.optimizer() has received, also the last of the run; skip(reason) leaves one out, and "
+                "account.holds(batch) names one whose gradients the loop writes itself"
             )
         if self.trains and self._pending:
             return (

@@ -7,6 +7,7 @@ before, or the program says that it has put them back.
 
 import functools
 import weakref
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from itertools import count
 from typing import Any
@@ -22,7 +23,7 @@ from torchtally.accounting.ledger.epoch_in_progress import EpochInProgress
 from torchtally.accounting.ledger.open_epochs import Open
 from torchtally.accounting.ledger.optimizer_gradients import READ, Named
 from torchtally.accounting.ledger.weights import Weights
-from torchtally.checkpoints.objects import parameters_of, tensors
+from torchtally.checkpoints.objects import tensors
 from torchtally.distributed import waiting
 from torchtally.errors import Refused
 
@@ -38,7 +39,7 @@ SKIPPED = (
 )
 REPEATED = "batches of {} were trained by several steps"
 OUTSIDE = "an optimizer has stepped outside the loops, with gradients of no batch"
-ANEW = "an epoch of {} has trained none of the parameters of the epoch before"
+ANEW = "from a batch of {} on, no step has trained the parameters of those before"
 Trained = dict[int, "weakref.ref[Tensor]"]
 _FACTORS = {"MulBackward0", "DivBackward0", "WhereBackward0", "NanToNumBackward0"}
 _NOT_COUNTED = "holds() must receive batches that do not count yet, as the loop has received them"
@@ -66,7 +67,10 @@ class Gradients:
         self._cleared: dict[Handed, str] = {}  # dropped at the next step, and why
         self._hooks: dict[Named, tuple[Any, Any]] = {}
         self._numbers = count(1)
-        self._epochs: dict[str, list[weakref.ref[Tensor]]] = {}  # by phase: what the steps of its last one have trained
+        self._ended: defaultdict[str, int] = defaultdict(int)  # by phase: `counts` at the end of its last epoch
+        self._models: dict[int, int] = {}  # of what is trained, by `id()`: numbers
+        self._stepped: defaultdict[str, set[int]] = defaultdict(set)  # by phase: models that its batches have trained
+        self._left: dict[str, set[int]] = {}  # by phase: those that were trained before another one took their place
         self._repeated: set[str] = set()  # phases of batches that an optimizer has stepped with again
         self._pass = -1  # the number of the last backward pass
         self._passing: list[Handed] = []  # of the backward pass in progress
@@ -105,7 +109,7 @@ class Gradients:
 
         @functools.wraps(type(optimizer).zero_grad)
         def noted(*arguments: Any, **options: Any) -> None:
-            named.find_by_hand()
+            self._find_by_hand(named)
             if zero_grad:
                 zero_grad(*arguments, **options)
             elif own := named.reference():
@@ -275,6 +279,11 @@ class Gradients:
         if len(waiting) > 1:
             waiting = [each for each in waiting if not each.left] or waiting
         if not waiting and self._last:
+            if (last := self.beside.at) and not last.trains and last.handed > last.counted:
+                raise Refused(
+                    f"{last.where(last.handed)}: the losses of a phase that weigh() receives need a loader with "
+                    "trains=True; name the batch of one that is trained beside it: weigh(loss, batch)"
+                )
             return self._last
         if not waiting:
             raise Refused(
@@ -333,12 +342,19 @@ class Gradients:
 
     def _look_back(self, named: Named) -> None:
         """Before a backward pass, find out what has become of the gradients of those before."""
-        named.find_by_hand()
+        self._find_by_hand(named)
         self._look(named)
         named.used = named.keeps_used()
         named.again &= named.used
         named.forget_unreached()
         named.ready = [each for each in named.ready if each in named.held]  # a closure has cleared the others
+
+    def _find_by_hand(self, named: Named) -> None:
+        """Hold batches whose gradients the program has put there itself, perhaps in place of those of others."""
+        if named.put_by_hand():
+            if named.held:
+                self._clear(named)
+            named.find()
 
     def _has_passed(self) -> None:
         """The backward pass is over. What has reached one optimizer is not put into another's gradients by hand."""
@@ -357,7 +373,8 @@ class Gradients:
 
         That are the numbers of optimizers that had gradients and made no step, and sentences.
         """
-        stepped = {id(each): each for named in self._named if phase in named.stepped for each in named.parameters}
+        began, self._ended[phase] = self._ended[phase], self.counts
+        stepped = {id(each) for named in self._named if named.stepped > began for each in named.parameters}
         idle = [
             named.number
             for named in self._named
@@ -365,11 +382,12 @@ class Gradients:
         ]
         for named in self._named:
             named.reached.discard(phase)
-            named.stepped.discard(phase)
-        before, self._epochs[phase] = self._epochs.get(phase), [*map(weakref.ref, stepped.values())]
-        anew = before and stepped and not any(id(found) in stepped for each in before if (found := each()) is not None)
-        said = [REPEATED.format(phase)] * (phase in self._repeated) + [ANEW.format(phase)] * bool(anew)
-        return idle, said
+        return idle, self.repeated + [ANEW.format(phase)] * bool(self._left.get(phase))
+
+    @property
+    def repeated(self) -> list[str]:
+        """Sentences on the phases of batches that an optimizer has stepped with again."""
+        return [REPEATED.format(each) for each in sorted(self._repeated)]
 
     @property
     def optimizers(self) -> list[Optimizer]:
@@ -380,7 +398,7 @@ class Gradients:
         self.weights.will_step(optimizer, replicated=named.replicated, last=self.open.ends)
         self.beside.step(named)
         if named.sought:
-            named.find() if self._passing else named.find_by_hand()
+            named.find() if self._passing else self._find_by_hand(named)
         self._look(named)
         named.ready = [*named.held]
 
@@ -392,14 +410,12 @@ class Gradients:
             ready = {}
         if ready:
             self.counts += 1
-            named.used = True
-            if not named.trained:
-                named.trained = True
-                self.trained = self.trained | {id(each): weakref.ref(each) for each in parameters_of(optimizer)}
+            named.stepped, named.used = self.counts, True
+            named.models = named.models or self._models_of(named)
             if named.again:
                 self._wrong = AGAIN
         for each in ready:
-            named.stepped.add(each.epoch.phase)
+            self._take_turns(named, each)
             if named.number in each.users:
                 self._repeated.add(each.epoch.phase)
             each.users |= {named.number}
@@ -418,6 +434,26 @@ class Gradients:
             self._drop()
         self.beside.step(named, alone=alone)
         self.weights.has_stepped(optimizer, {each.epoch.phase for each in ready})
+
+    def _models_of(self, named: Named) -> set[int]:
+        """The models that an optimizer trains, from its first step on: one of its own, or those that others have."""
+        own = {id(each): each for each in named.parameters}
+        known = [at for at, each in own.items() if at in self.trained and self.trained[at]() is each]
+        models = {self._models[at] for at in known} or {named.number}
+        if added := own.keys() - known:
+            self.trained = self.trained | {at: weakref.ref(own[at]) for at in added}
+            self._models.update(dict.fromkeys(added, min(models)))
+        return models
+
+    def _take_turns(self, named: Named, batch: Handed) -> None:
+        """Take note of the first batch that trains another model alone, and of one that trains one before it again."""
+        phase = batch.epoch.phase
+        stepped, left = self._stepped[phase], self._left.get(phase, set())
+        if named.models & left:
+            self._left[phase] = set()
+        elif not (named.models & stepped or batch.users):
+            self._left[phase] = {*stepped}
+        stepped |= named.models
 
     def _look(self, named: Named) -> None:
         """Let go of batches whose gradients something else than the optimizer has cleared."""
@@ -450,9 +486,9 @@ def _is_tensor(gradient: object) -> bool:
 
 def _passed_over(batches: list[Handed]) -> str:
     return (
-        f"{batches[0].epoch.name}: {len(batches)} batches have no loss, and a later epoch has begun: a pass that "
-        "trains nothing needs a phase and a loader of its own, account.loader(…, trains=False); a loop that fetches "
-        "ahead names its batch, weigh(loss, batch)"
+        f"{batches[0].epoch.name}: batches have no loss, and a later epoch has begun: skip(reason) before `continue` "
+        "is for one that is left out, a loader with trains=False for a pass that trains nothing, and weigh(loss, "
+        "batch) for a loop that fetches ahead"
     )
 
 

@@ -43,9 +43,9 @@ class Named:
     again: bool = False  # whether a backward pass has added to such gradients
     looks: int = 0  # for gradients that a step has used
     reads: int = 0  # of gradients that were there
-    trained: bool = False  # whether a step has used the gradients of any batch
+    models: set[int] = field(default_factory=set)  # that it trains
     reached: set[str] = field(default_factory=set)  # phases of batches whose gradients it had in the epoch
-    stepped: set[str] = field(default_factory=set)  # those whose gradients it has used
+    stepped: int = 0  # the number, among the steps of all, of its last one that has used the gradients of a batch
 
     @property
     def parameters(self) -> list[Tensor]:
@@ -72,16 +72,15 @@ class Named:
             self.held[each] = None
             self.reached.add(each.epoch.phase)
 
-    def find_by_hand(self) -> None:
-        """Hold those whose gradients the program has put there itself, such as from `torch.autograd.grad`.
+    def put_by_hand(self) -> bool:
+        """Whether the program has put gradients of those that are sought there itself, such as from `autograd.grad`.
 
-        Where other batches have gradients there, it must have put new ones there: clipping writes to these as well.
+        Where other batches have gradients there, these must be new tensors: clipping writes to the old ones as well.
         """
         if not self.sought or self.is_zeroed():
-            return
+            return False
         now = _tensors(self.mark())
-        if not self.held or any(_tensors(before) != now for before in self.sought.values()):
-            self.find()
+        return not self.held or any(_tensors(before) != now for before in self.sought.values())
 
     def forget_unreached(self) -> None:
         """Let go of batches whose backward passes have not reached the parameters: no later pass or clear is theirs.

@@ -406,9 +406,9 @@ class Counting:
         for phase, made in last["phases"].items() if last and self.gradients.cleared else ():
             if self._phases.training.get(phase) and not made["consumed"]:
                 raise Unproven(
-                    f"{phase} is not proved: all of its gradients were cleared before a step, so no sample is in the "
-                    "weights: account.optimizer() must receive the optimizers that step, and account.holds() the "
-                    "batches whose gradients the loop has put there itself"
+                    f"{phase} is not proved: all of its gradients were cleared before a step, or are 0, so no sample "
+                    "is in the weights: account.optimizer() must receive the optimizers that step, and account.holds() "
+                    "the batches whose gradients the loop has put there itself"
                 )
         if self._attempt.prints and last:
             emit_last(last)

@@ -382,7 +382,7 @@ class Phases:
         if beyond := self.beyond(phase, epoch):
             return beyond
         if epoch <= completed:
-            return f"{phase} epoch {epoch} was made before"
+            return f"{phase} epoch {epoch} was made before: pass the next number, or None"
         if epoch != completed + 1:
             return f"{phase} epoch {epoch} must be the next one, {completed + 1}"
         positions, name = self._progress.phases[phase].positions, f"{phase} epoch {epoch}"
