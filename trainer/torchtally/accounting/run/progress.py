@@ -35,7 +35,7 @@ class Body:
         self.loaded: int | None = None
         self.rest: int | None = None
         self.begun = 0
-        self.evaluated: tuple[int, Mapping[str, Sequence[int]]] | None = None
+        self.evaluated: tuple[int, Mapping[str, tuple[int, ...]]] | None = None
         self._evaluations: dict[str, list[int]] = {}  # by phase: those that have begun outside of the batch loops
         self._epoch: int | None = None  # the one that `Account.epochs` has yielded
         self._loops: dict[object, int] = {}  # the batch loops in progress, with the epochs of their phases
@@ -57,8 +57,7 @@ class Body:
         if self._epoch is None or self._loops:
             return upcoming
         begun = self._evaluations.setdefault(phase, [])
-        loaded, made = self.evaluated or (None, {})
-        again = made.get(phase, ()) if loaded == self._epoch else ()
+        again = self.evaluated[1].get(phase, ()) if self.evaluated and self.evaluated[0] == self._epoch else ()
         begun.append(again[len(begun)] if len(begun) < len(again) else upcoming)
         return begun[-1]
 
