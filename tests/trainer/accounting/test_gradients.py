@@ -614,6 +614,14 @@ def names_one_that_leaves_out_its_first_steps() -> None:
         account.optimizer(ZeroRedundancyOptimizer(Times().parameters(), torch.optim.SGD, overlap_with_ddp=True, lr=1.0))
 
 
+def weighs_a_number() -> None:
+    model = Times()
+    with Account(task="t", plan={"train": 2}) as account:
+        account.optimizer(torch.optim.SGD(model.parameters(), lr=1))
+        for batch in account.loader(Numbers(), "train", batch_size=SIZE):
+            account.weigh(model(batch).item())
+
+
 def names_a_model() -> None:
     with Account(task="t", plan={"train": 2}) as account:
         account.optimizer(Times())  # type: ignore[arg-type]
@@ -666,6 +674,7 @@ REFUSED: list[tuple[Callable[..., Any], int, str]] = [
     (names_it_late, 2, "account.optimizer() must come before the first batch"),
     (names_none, 2, "weigh() needs account.optimizer(optimizer) before the first batch"),
     (names_one_that_leaves_out_its_first_steps, 2, "with overlap_with_ddp=True leaves out its first steps"),
+    (weighs_a_number, 2, "weigh() takes a loss as a tensor, before its backward pass, not a float"),
     (names_a_model, 2, "account.optimizer() takes a torch.optim.Optimizer, not a Times"),
 ]
 ALONE = (
@@ -673,6 +682,7 @@ ALONE = (
     names_none,
     names_one_that_leaves_out_its_first_steps,
     names_a_model,
+    weighs_a_number,
     clears_another_model,
     clears_the_optimizer_of_another_model,
 )

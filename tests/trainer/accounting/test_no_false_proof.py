@@ -340,11 +340,7 @@ EVALUATIONS: list[tuple[Any, int, str]] = [
     ((trains_where_nothing_is_committed,), 2, NO_STEPS),
     ((trains_its_evaluation, "cleared"), 2, NO_STEPS.replace("train", "test", 1)),
     ((trains_its_evaluation, "zero"), 2, NO_STEPS.replace("train", "test", 1)),
-    (
-        (weighs_its_evaluation,),
-        2,
-        "test epoch 1, step 1 of 1: the losses of a phase that weigh() receives need a loader",
-    ),
+    ((weighs_its_evaluation,), 2, "step 1 of 1: the losses of a phase that weigh() receives need a loader"),
     ((reads_an_optimizer_while_it_evaluates,), 0, ""),
     ((mixes_up, False), 2, MIXED_UP),
     ((mixes_up, True), 2, MIXED_UP),

@@ -79,10 +79,10 @@ def translates_both_ways() -> Any:
     driven = [DistributedDataParallel(each) for each in judges]
     makers = Adam([parameter for each in made for parameter in each.parameters()])
     optimizers = [Adam(each.parameters()) for each in judges]
-    with Account("t", plan={"a": 2, "b": 2}) as account:
+    with Account("t", plan={"train": 2, "other": 2}) as account:
         for optimizer in (makers, *optimizers):
             account.optimizer(optimizer)
-        loaders = [account.loader(TensorDataset(torch.randn(16, 8)), phase, batch_size=4) for phase in ("a", "b")]
+        loaders = [account.loader(TensorDataset(torch.randn(N, 8)), phase, batch_size=4) for phase in account.plan]
         for _ in account.epochs():
             for batches in zip(*loaders, strict=False):
                 makers.zero_grad()

@@ -166,6 +166,8 @@ class Gradients:
     def weigh(self, loss: Tensor, named: Collection[Any], *, normalized: bool) -> Tensor:
         """Tie a loss to its batches: `Account.weigh`. Raises Refused if it is not clear which these are."""
         self._check()
+        if not isinstance(loss, Tensor):
+            raise Refused(f"weigh() takes a loss as a tensor, before its backward pass, not a {type(loss).__name__}")
         if not self.watches:
             raise Refused("weigh() needs account.optimizer(optimizer) before the first batch, with each one that steps")
         batches = tuple(map(self._find, named)) if named else self._unnamed()
