@@ -55,8 +55,8 @@ class Retries:
             count = record.failures
             often = "once without progress" if count == 1 else f"{count} times without progress"
             raise Exhausted(
-                f"{self._pod} has started {often}, and TORCHTALLY_RETRIES is {self._allowed}; the last start ended with: "
-                f"{record.last}"
+                f"{self._pod} has started {often}, and TORCHTALLY_RETRIES is {self._allowed}; the last start ended "
+                f"with: {record.last}"
             )
         self._record = record
         self._write(replace(record, failures=record.failures + 1, last=_KILLED))
