@@ -392,6 +392,14 @@ def test_a_failed_write_is_a_warning_that_all_ranks_learn_of(tmp_path: Path) -> 
     assert kept(tmp_path) == [32]
 
 
+def test_what_a_failed_write_has_left_can_be_flushed(tmp_path: Path) -> None:
+    """As PyTorch does when it collects the stream: an error there would be a traceback in the log."""
+    files = storage.Files(storage.Storage(tmp_path))
+    with pytest.raises(OSError, match="full"), files.create_stream(tmp_path / "a", "wb") as stream:
+        raise OSError("full")
+    stream.flush()
+
+
 def stopped_when_full(folder: Path) -> Loop:
     fill(10)
     return checkpointed.stopped_after(folder, 2)

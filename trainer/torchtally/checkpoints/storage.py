@@ -158,7 +158,8 @@ class _Hashing:
         return self.size
 
     def flush(self) -> None:
-        self._raw.flush()
+        if not self._raw.closed:  # as PyTorch does when it collects what a failed write has left
+            self._raw.flush()
 
     def close(self) -> None:
         if not self._closed:

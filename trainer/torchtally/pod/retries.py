@@ -52,9 +52,11 @@ class Retries:
             record = _Record(progress=progress)
         if record.failures > self._allowed:
             self._forget(self._name)
+            count = record.failures
+            often = "once without progress" if count == 1 else f"{count} times without progress"
             raise Exhausted(
-                f"{self._pod} has started {record.failures} time{'s' * (record.failures > 1)} without progress, "
-                f"and TORCHTALLY_RETRIES is {self._allowed}; the last start ended with: {record.last}"
+                f"{self._pod} has started {often}, and TORCHTALLY_RETRIES is {self._allowed}; the last start ended "
+                f"with: {record.last}"
             )
         self._record = record
         self._write(replace(record, failures=record.failures + 1, last=_KILLED))
