@@ -29,6 +29,7 @@ from torchtally_observer.powers import Sums
 
 EVEN, ODD = range(0, N, 2), range(1, N, 2)
 _LOADER = {"type": "DataLoader", "dataset": "Digits", "length": N, "batch": 5, "workers": 0}
+REPLACES = {"type": "RandomSampler", "replacement": True}
 DISTRIBUTED = {"type": "DistributedSampler", "shuffle": True, "num_replicas": 2, "epoch": 0}
 
 
@@ -129,6 +130,8 @@ def test_sums_of_powers_are_exact(largest: int, numpy: Any) -> None:
         ((line(0, [*EVEN, 7]), line(1, [*ODD, 9])), "2 samples are handed out twice (samples 7 and 9)"),
         ((line(0, EVEN), line(1, [each for each in ODD if each != 11])), "1 of 40 samples (sample 11) are left out"),
         ((line(0, EVEN), line(1, ODD), line(0, ODD, **{"pass": 1})), "rank 0 made 2 passes, and the others down to 1"),
+        ((line(0, [3, 3, 9], world=1, sampler=REPLACES, end="left"),), "the pass ends early: "),
+        ((line(0, [3] * N, world=1, sampler=REPLACES),), "samples are drawn with replacement: 1 of 40 samples are"),
     ],
 )
 def test_what_may_be_meant_is_a_remark(texts: tuple[str, ...], said: str) -> None:
