@@ -13,8 +13,9 @@ data             whether ranks have the same data under the same indices
 sets             which samples: exact where sums or bits tell, else an estimate
 causes           why ranks are handed the wrong samples, as far as samplers tell
 training_pass    one pass that trains
+uneven_pass      one that does not hand out each sample once
 evaluation_pass  one pass that does not train
 stream_pass      one pass without indices
-story            several passes: their order, what none hands out, restarts, test samples that are trained on
+across_passes    several passes: their order, what none hands out, restarts, test samples that are trained on
 finding          what is found: a fault, a note, or that all is right
 """
