@@ -51,7 +51,7 @@ def judge(lines: Lines, same: Data, world: int, elsewhere: int) -> Counted:
         return Counted((note("some", f"{ranks([*lines])} {verb} this pass alone, of {world}: not judged"),))
     if same in (Data.DIFFERENT, Data.UNKNOWN):
         return Counted((*_of_groups(lines, same), _of_own_data(lines, same)))
-    if causes.replaces(lines):
+    if causes.replaces(lines) and not shares.once:
         return _replacing(lines, shares)
     counted = _divided(lines, shares, world)
     unheld = shares.unheld(elsewhere)
