@@ -11,9 +11,10 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
+import pandas
 import pytest
 import seen
-import torch.utils.data  # noqa: F401  the observer looks for it in sys.modules
+import torch.utils.data
 from hypothesis import given
 from hypothesis import strategies as st
 from seen import N
@@ -90,6 +91,80 @@ def test_two_ranks_that_share_the_samples_are_right(texts: tuple[str, ...]) -> N
     found = judged(*texts)
     assert found.outcome == "observed" and not found.notes and not found.remarks
     assert len(found.loaders[0].passes) == 1
+
+
+@pytest.mark.parametrize("again", ["bbbbbb", "aaaaaa"], ids=["moved", "stays"])
+def test_a_dataset_that_moves_its_samples_is_not_the_same_on_all_ranks(again: str) -> None:
+    """One that shuffles itself after an epoch may do so otherwise on each rank: no index goes to two of them."""
+    found = judged(
+        *(
+            line(rank, own, contents={str(rank): text}, **{"pass": number})
+            for number, text in enumerate(["aaaaaa", again])
+            for rank, own in enumerate((EVEN, ODD))
+        )
+    )
+    assert not found.faults
+    assert any("the same data cannot be told" in each for each in found.remarks) == (again == "bbbbbb")
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        lambda order: [{"x": at, "more": [None, str(at)]} for at in order],
+        lambda order: [(f"/data/{at}.jpg", np.int64(at)) for at in order],
+        lambda order: {"x": torch.tensor(order), "y": [0] * 100},
+        lambda order: pandas.DataFrame({"x": order}),
+        lambda order: [sets.Amount(at, at, at) for at in order],
+    ],
+    ids=["dicts", "paths", "columns", "a data frame", "dataclasses"],
+)
+def test_the_rows_of_a_dataset_tell_whether_ranks_shuffle_them_for_themselves(rows: Callable[[list[int]], Any]) -> None:
+    class Rows(torch.utils.data.Dataset[Any]):
+        def __init__(self, order: Iterable[int]) -> None:
+            self.rows = rows([*order])
+
+        def __len__(self) -> int:
+            return 100
+
+    first, same, other = (loaders.attributes(Rows(order)) for order in (range(100), range(100), range(99, -1, -1)))
+    assert first == same and first[0] != other[0] and first[1] >= 48
+
+
+@pytest.mark.parametrize("place", [lambda rank: rank % 2, lambda rank: rank // 2], ids=["local rank", "node"])
+@pytest.mark.parametrize("divided", [False, True])
+def test_ranks_that_share_their_data_with_some_others_are_judged_among_themselves(
+    place: Callable[[int], int], divided: bool
+) -> None:
+    """Four ranks, of which two and two have the same files."""
+    found = judged(
+        *(
+            line(
+                rank % 2,
+                range(rank < 2 if place(2) == 0 else rank % 2, N, 2) if divided else range(N),
+                pod=f"pod-{rank // 2}",
+                world=4,
+                pid=rank,
+                base={"type": "Digits", "length": N, "attributes": str(place(rank)), "rows": N},
+                contents={"0": f"aaaaa{place(rank)}", "1": "bbbbbb"},
+                **{"pass": number, "rank": rank},
+            )
+            for number in range(2)
+            for rank in range(4)
+        )
+    )
+    texts = [each for each in found.faults if "have the same data: each rank is handed all 40 samples" in each]
+    assert len(texts) == (0 if divided else 2) == len(found.faults), found.faults
+
+
+def test_a_cache_that_fills_tells_nothing() -> None:
+    class Cached(torch.utils.data.Dataset[Any]):
+        def __init__(self, *filled: Any) -> None:
+            self.cache, self.named = [*filled, *[None] * (100 - len(filled))], dict(enumerate(filled))
+
+        def __len__(self) -> int:
+            return 100
+
+    assert loaders.attributes(Cached()) == loaders.attributes(Cached(1.0, 2.0)) and not loaders.attributes(Cached())[1]
 
 
 def test_a_restart_that_begins_with_an_order_of_before_is_noted() -> None:
@@ -281,8 +356,12 @@ def test_a_training_that_cannot_be_judged_has_no_mark_by_a_right_evaluation(veri
     test = {"loader": {**_LOADER, "place": "train.py:40"}, "steps": 0, "gradients": False}
     evaluated = line(0, EVEN, **test), line(1, ODD, **test)
     assert verify([line(0, EVEN, **own), line(1, ODD, **own), *evaluated])[1].splitlines()[-1].startswith("✓")
-    code, printed = verify([line(0, EVEN, **own), line(1, range(0, N, 3), **own), *evaluated])
-    assert code == 0 and printed.splitlines()[-1].startswith("observed: 2 ranks, 2 passes, no fault")
+    unjudged = [line(0, EVEN, **own), line(1, range(0, N, 3), **own)]
+    by_hand = [line(rank, range(N), steps=0) for rank in range(2)]  # without an optimizer of PyTorch
+    by_no_loader = [line(0, []).replace('"loader":{', '"unseen":"no DataLoader","loader":{')]
+    for training in (unjudged, by_hand, by_no_loader):
+        code, printed = verify([*training, *evaluated])
+        assert code == 0 and printed.splitlines()[-1].startswith("observed: 2 ranks, "), printed
 
 
 def test_the_verifier_says_the_same_in_json(verify: Verify) -> None:

@@ -100,6 +100,18 @@ train(One(DataLoader(data(), 5, sampler=sampler)), epochs=1)
 """,
         ["go to more than one rank: the samplers of ranks 0 and 1 have seeds 0 and 1"],
     ),
+    "sharded twice in a part of an epoch": (
+        """
+rank, world = setup()
+mine = Subset(data(), range(rank, N, world))
+sampler = DistributedSampler(mine)
+class One:
+    def __init__(self, loader): self.loader = loader
+    def __iter__(self): return iter([next(iter(self.loader))])
+train(One(DataLoader(mine, 5, sampler=sampler)), epochs=1)
+""",
+        ["a whole pass hands out about 500 of 1000 samples: sharded twice"],
+    ),
     "one half of the test samples on all ranks": (
         """
 setup()
@@ -159,10 +171,10 @@ def test_the_local_rank_in_place_of_the_rank_is_a_fault(tmp_path: Path, replicas
 def test_a_share_of_many_samples_comes_with_its_error(tmp_path: Path) -> None:
     program = """
 rank, world = setup()
-sampler = DistributedSampler(range(60000), seed=rank)
-for batch in DataLoader(range(60000), 1000, sampler=sampler): pass
+sampler = DistributedSampler(data(60000), seed=rank)
+for batch in DataLoader(data(60000), 1000, sampler=sampler): pass
 optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], 0.1)
-for batch in DataLoader(range(60000), 1000, sampler=sampler): optimizer.step()
+for batch in DataLoader(data(60000), 1000, sampler=sampler): optimizer.step()
 """
     ended = programs.run(tmp_path, program)
     [fault] = [each for each in ended.faults if "go to no rank" in each]

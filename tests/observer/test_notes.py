@@ -115,6 +115,91 @@ train(Both(), before=lambda epoch: (one.set_epoch(epoch), other.set_epoch(epoch)
 """,
         ["the pass ends early: 400 samples are handed out of 600"],
     ),
+    "an evaluation between steps, with gradients": (
+        """
+setup()
+sampler, test = DistributedSampler(data()), iter(DataLoader(data(300, seed=3), 20))
+class Between:
+    def __init__(self, loader): self.loader = loader
+    def __iter__(self):
+        for number, batch in enumerate(self.loader):
+            yield batch
+            if number % 3 == 2: evaluated = next(test)
+train(Between(DataLoader(data(), 20, sampler=sampler)), before=sampler.set_epoch, epochs=1)
+""",
+        ["if steps use its batches: another loader hands out a newer one before each, as after an evaluation"],
+    ),
+    "indices of samples that each rank has made": (
+        """
+setup()
+made = [[(torch.randn(4), 0) for _ in range(64)] for _ in range(3)]
+train((torch.utils.data.default_collate([own[at] for at in indices]) for own in made
+       for indices in DataLoader(range(64), 16, shuffle=True)), epochs=1)
+""",
+        ["each rank is handed all 64 samples", "(whether the ranks have the same data was not seen)"],
+    ),
+    "the first batch of a new iterator in each step": (
+        """
+setup()
+loader = DataLoader(data(), 20, sampler=DistributedSampler(data()))
+train(next(iter(loader)) for _ in range(50))
+""",
+        ["each of 50 passes is left after the same samples, and 960 of 1000 samples are handed out in none: shuffle"],
+    ),
+    "batches of like samples": (
+        """
+setup()
+class Alike(torch.utils.data.BatchSampler):
+    def __iter__(self):
+        drawn = [*self.sampler]
+        for part in (drawn[:260], drawn[260:500]):
+            yield from (part[at:at + 50] for at in range(0, 200, 50))
+            yield part[50:100]
+sampler = DistributedSampler(data())
+train(DataLoader(data(), batch_sampler=Alike(sampler, 50, False)), before=sampler.set_epoch)
+""",
+        ["which may be the purpose of Alike"],
+    ),
+    "an evaluation of parts that overlap": (
+        """
+rank, world = setup()
+sampler, test = DistributedSampler(data()), Subset(data(300), range(rank * 100, rank * 100 + 200))
+train(DataLoader(data(), 20, sampler=sampler), before=sampler.set_epoch, test=DataLoader(test, 50))
+""",
+        ["100 of 300 samples are held, and evaluated, by several ranks"],
+    ),
+    "an evaluation of some samples at random": (
+        """
+setup()
+sampler, test = DistributedSampler(data()), data(300)
+some = torch.utils.data.RandomSampler(test, num_samples=150, generator=torch.Generator().manual_seed(dist.get_rank()))
+train(DataLoader(data(), 20, sampler=sampler), before=sampler.set_epoch, test=DataLoader(test, 50, sampler=some))
+""",
+        ["RandomSampler draws ", " of 300 samples for several ranks"],
+    ),
+    "short epochs of samples at random": (
+        """
+setup()
+some = torch.utils.data.RandomSampler(data(), num_samples=500, generator=torch.Generator().manual_seed(dist.get_rank()))
+train(DataLoader(data(), 20, sampler=some))
+""",
+        ["samples are drawn with replacement, or a part of them: "],
+    ),
+    "a state that is loaded on one rank alone": (
+        """
+from torchdata.stateful_dataloader import StatefulDataLoader
+rank, world = setup()
+sampler = DistributedSampler(data())
+loader = StatefulDataLoader(data(), 20, sampler=sampler)
+for number, batch in enumerate(loader):
+    if number == 4: break
+again = StatefulDataLoader(data(), 20, sampler=sampler)
+if rank == 0: again.load_state_dict(loader.state_dict())
+optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], 0.1)
+for batch in again: optimizer.step()
+""",
+        ["ranks 0 and 1 resume after 5 and 0 batches"],
+    ),
     "a sampler with a purpose": (
         """
 rank, world = setup()

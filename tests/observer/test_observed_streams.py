@@ -110,6 +110,21 @@ train(DataLoader(Rows(), 20))
     assert any("samples that are augmented or padded anew could not be seen" in note for note in ended.notes)
 
 
+def test_rows_that_each_rank_draws_at_random_without_an_end_are_a_note(tmp_path: Path) -> None:
+    """As llama2.c does, whose ranks shuffle all tokens for themselves, and stop after a number of steps."""
+    program = """
+rank, world = setup()
+class Rows(IterableDataset):
+    def __iter__(self):
+        own = torch.Generator().manual_seed(rank)
+        while True: yield from (data()[at] for at in torch.randperm(N, generator=own).tolist())
+train((batch for _, batch in zip(range(30), DataLoader(Rows(), 10))), epochs=1)
+"""
+    ended = programs.run(tmp_path, program, N="500")
+    assert ended.codes == [0, 0] and not ended.faults and not ended.right, ended.err
+    assert any("of the rows are handed to several ranks" in note for note in ended.notes)
+
+
 SHUFFLED = """
 rank, world = setup()
 class Rows(IterableDataset):

@@ -226,7 +226,12 @@ def test_a_program_that_keeps_no_account(
     assert f"{standing.capitalize()}</strong>" in page.read_text()
 
 
-ENDS = [told.line(9, pod, events.Ended(code=0, kind=None, cause=None)) for pod in told.PODS]
+def ends(at: float) -> list[str]:
+    """Of both pods, which have succeeded."""
+    return [told.line(at, pod, events.Ended(code=0, kind=None, cause=None)) for pod in told.PODS]
+
+
+ENDS = ends(9)
 
 
 def test_a_worker_that_fails_when_the_master_has_succeeded_leaves_an_observation_incomplete(
@@ -238,9 +243,22 @@ def test_a_worker_that_fails_when_the_master_has_succeeded_leaves_an_observation
 
     found, said = ask("status", written(tmp_path, ended("known")))
     assert found == 3 and "incomplete: 2 ranks, 2 passes, and lines are missing" in said
-    again = [*told.start(10), *seen.lines(), *ENDS]
+    again = [*told.start(10), *seen.lines(), *ends(19)]
     for lines in (ended("consequence"), [*ended("known"), *again]):
         assert ask("status", written(tmp_path, lines))[0] == 0
+
+
+def test_a_worker_that_is_killed_after_its_passes_leaves_an_observation_incomplete(tmp_path: Path, ask: Ask) -> None:
+    killed = [*told.start(0), *seen.lines(), ENDS[0]]
+    path = written(tmp_path, killed)
+    found, said = ask("status", path)
+    assert found == 3 and "incomplete: 2 ranks, 2 passes, and lines are missing" in said
+    with redirect_stdout(text := io.StringIO()):
+        assert verify.main([path, "--json"]) == 3
+    missing = json.loads(text.getvalue())["observation"]["missing"]
+    assert missing == [f"{told.WORKER} has started, and no log has its end: it runs, or was killed"]
+    again = [*told.start(10), *seen.lines(began=seen.BEGAN + 9000, at=seen.BEGAN / 1000 + 12), *ends(19)]
+    assert ask("status", written(tmp_path, [*killed, *again]))[0] == 0
 
 
 def test_the_cause_in_the_log_is_shown(tmp_path: Path, ask: Ask) -> None:

@@ -5,6 +5,7 @@ import os
 import sys
 import weakref
 import zlib
+from itertools import islice
 
 from torchtally_observer import contents, sketch
 
@@ -14,6 +15,7 @@ _PYTHON = os.path.dirname(os.path.abspath(os.__file__))
 _PACKAGES = ("site-packages", "dist-packages")
 _ACCELERATE = os.path.join("accelerate", "data_loader.py")
 _COLUMNS = 64  # a list of at most so many is one of columns, as of a TensorDataset, or of datasets
+_LEAVES = 16  # of an entry
 _PARTS = 3  # of a path
 # Their samplers tell their length without drawing.
 _LIBRARIES = {"torch", "accelerate", "lightning", "lightning_fabric", "pytorch_lightning", "timm", "torchdata"}
@@ -195,7 +197,8 @@ def attributes(dataset, depth=3):
     """A checksum of a dataset's attributes, and how many rows of its data are in it. Where it differs, data may differ.
 
     Data is an attribute with as many entries as the dataset has samples, of which a few are read. If there is one that
-    cannot be read, no row counts. Only what has no code of the program is read: plain values, lists, arrays, tensors.
+    cannot be read, no row counts. Only what has no code of the program is read: plain values, lists, dicts, arrays,
+    tensors, and data frames.
     """
     found, rows, many = [], 0, length(dataset)
     unread = False
@@ -204,6 +207,7 @@ def attributes(dataset, depth=3):
             found.append((name, _plain(value)))
             rows += (many or 0) if name == "_fingerprint" else 0  # Hugging Face's datasets: it changes with the data
             continue
+        value = _columns(value, many)
         for part in value if type(value) in (list, tuple) and 0 < len(value) <= _COLUMNS else [value]:
             if isinstance(part, sys.modules["torch.utils.data"].Dataset):
                 inside, more = attributes(part, depth - 1) if depth else ("", 0)
@@ -219,21 +223,47 @@ def attributes(dataset, depth=3):
     return f"{zlib.crc32(repr(found).encode(errors='replace')):08x}", 0 if unread else rows
 
 
+def _columns(value, many):
+    """The columns that are the values of a dict; any other value as it is."""
+    inside = list((contents.as_dict(value) or {}).values())
+    return inside if inside and all(_is_column(each) and len(each) == many for each in inside) else value
+
+
 def _is_column(value):
     kind = type(value)
     known = kind in (list, tuple) or (kind.__module__, kind.__name__) in (("torch", "Tensor"), ("numpy", "ndarray"))
-    return known and (kind in (list, tuple) or len(value.shape) > 0)
+    return (known and (kind in (list, tuple) or len(value.shape) > 0)) or _is_frame(value)
+
+
+def _is_frame(value):
+    kind = type(value)
+    return kind.__module__.partition(".")[0] == "pandas" and kind.__name__ in ("DataFrame", "Series")
 
 
 def _entries(column):
     """A few entries of a column, by value or by checksum; empty where one cannot be read."""
     at = sketch.of_contents(sketch.chosen(len(column)))
     if type(column) in (list, tuple):
-        entries = [column[each] if type(column[each]) in (list, tuple) else [column[each]] for each in at]
-        if all(isinstance(part, _PLAIN) for each in entries for part in each):
-            return [[_plain(part) for part in each] for each in entries]
-        return []
+        entries = [[*islice(_parts(column[each]), _LEAVES)] for each in at]
+        return entries if all(each and None not in each for each in entries) else []
+    if _is_frame(column):
+        try:
+            return sys.modules["pandas"].util.hash_pandas_object(column.iloc[at], index=False).tolist()
+        except Exception:  # lists in a column
+            return []
     return [read(each) for read in contents.readers([column], len(column)) for each in at]
+
+
+def _parts(entry, depth=4):
+    """The values in an entry, or their checksums; None for one that cannot be read, or that a cache has yet to fill."""
+    named = _attributes(entry) if hasattr(type(entry), "__dataclass_fields__") else contents.as_dict(entry)
+    if depth and (named is not None or type(entry) in (list, tuple)):
+        for each in entry if named is None else named.values():
+            yield from ["None"] if each is None else _parts(each, depth - 1)
+    elif isinstance(entry, _PLAIN) or (type(entry).__module__ == "numpy" and not entry.shape):
+        yield _plain(entry)
+    else:
+        yield next(iter(contents.of_sample(entry)), None)
 
 
 def _plain(value):

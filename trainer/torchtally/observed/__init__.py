@@ -14,6 +14,7 @@ sets             sets of samples, by sums and bits
 shares           how many samples of a pass are lost or duplicated: exact, or an estimate with its error
 causes           why ranks are handed the wrong samples, as far as samplers tell
 training_pass    one pass that trains
+uneven_pass      one that does not hand out each sample once
 evaluation_pass  one pass that does not train
 stream_pass      one pass without indices
 across_passes    several passes: their order, what none hands out, restarts, test samples that are trained on

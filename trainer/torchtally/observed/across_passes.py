@@ -2,11 +2,12 @@
 
 from collections.abc import Iterable, Iterator
 
-from torchtally.observed import data, sets
+from torchtally.observed import causes, data, sets
 from torchtally.observed.data import Data
 from torchtally.observed.finding import Finding, fault, note, ranks
 from torchtally.observed.line import Handed, Samples
 from torchtally.observed.matching import Attempt, Passes
+from torchtally.observed.sets import Amount
 from torchtally.observed.shares import Shares
 
 _SOME = 0.02
@@ -14,7 +15,7 @@ _SOME = 0.02
 
 def of_epochs(passes: Passes, world: int, same: Data) -> Iterator[Finding]:
     """What the passes of a loader that trains say together."""
-    numbered = [each for _, each in sorted(passes.numbers.items()) if len(each) == world]
+    numbered = _numbered(passes, world)
     if len(numbered) < 2:
         return
     first = next(iter(numbered[0].values()))
@@ -25,11 +26,16 @@ def of_epochs(passes: Passes, world: int, same: Data) -> Iterator[Finding]:
             f"each of {len(numbered)} passes leaves out its first {batches} batches: a loader that "
             "skip_first_batches() has returned is for the pass of a resume alone",
         )
-    orders = {tuple(sorted((rank, line.order) for rank, line in each.items())) for each in numbered}
+    if lost := never_reached(passes, world, same):
+        yield note(
+            "the same part",
+            f"each of {len(numbered)} passes is left after the same samples, and {lost} are handed out in none: "
+            "shuffle anew in each pass, or go on with one iterator where each step takes next(iter(loader))",
+        )
     whole = all(line.whole for each in numbered for line in each.values())
     if first.order is None or first.samples < 2:
         return
-    alike = len(orders) == 1
+    alike = _are_alike(numbered)
     if first.base is None:
         if alike and whole and first.sampler.get("set_epoch") and len(first.smallest) > 1:
             yield _one_order_of_a_stream(first, len(numbered))
@@ -43,11 +49,32 @@ def of_epochs(passes: Passes, world: int, same: Data) -> Iterator[Finding]:
             named = sets.few(shares.all_held, shares.all_handed)
             which = f" ({', '.join(map(str, named))})" if named else ""
             certain = first.sampler.get("shuffle") is False or first.sampler.get("type") == "SequentialSampler"
+            certain = certain and not causes.with_a_purpose(numbered[0])
             yield (fault if certain else note)(  # others may be drawn by a training of its own
                 "never",
                 f"the same {missing} of {shares.size} samples{which} are handed out in no pass: shuffle anew in each "
                 "epoch, or hand out the last ones",
             )
+
+
+def never_reached(passes: Passes, world: int, same: Data) -> Amount | None:
+    """The samples that no pass reaches, where all are left after the same ones; None for none."""
+    numbered = _numbered(passes, world)
+    left = all(line.end == "left" and line.handed for each in numbered for line in each.values())
+    if len(numbered) < 2 or not left or not _are_alike(numbered) or same not in (Data.SAME, Data.ASSUMED):
+        return None
+    shares = Shares.of(numbered[0])
+    return shares.lost if shares and shares.lost.hits else None
+
+
+def _numbered(passes: Passes, world: int) -> list[dict[int, Handed]]:
+    """The passes that all ranks have made."""
+    return [each for _, each in sorted(passes.numbers.items()) if len(each) == world]
+
+
+def _are_alike(numbered: list[dict[int, Handed]]) -> bool:
+    """Whether all passes hand out the same samples in the same order."""
+    return len({tuple(sorted((rank, line.order) for rank, line in each.items())) for each in numbered}) == 1
 
 
 def _one_order_of_a_stream(line: Handed, passes: int) -> Finding:
@@ -90,7 +117,16 @@ def of_restart(before: Attempt, after: Attempt, number: int) -> Iterator[Finding
                 break
 
 
-def is_trial(passes: Passes, trains: Iterable[Passes]) -> bool:
+def doubt(passes: Passes, trains: Iterable[Passes]) -> str | None:
+    """Why a loader may be none of the training, although optimizers stepped after its batches."""
+    if all(line.steps == 0 for line in passes.lines):
+        return "if steps use its batches: another loader hands out a newer one before each, as after an evaluation"
+    if _is_trial(passes, trains):
+        return "a few steps of a trial, as of a learning rate: another loader trains on more of the same samples"
+    return None
+
+
+def _is_trial(passes: Passes, trains: Iterable[Passes]) -> bool:
     """Whether a loader has one pass, which is left early, and another one trains on more of the same samples."""
     lines = passes.lines
     bases, samples = {line.base for line in lines}, sum(line.samples for line in lines)

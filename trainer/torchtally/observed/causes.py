@@ -12,6 +12,8 @@ _PLAIN |= {"SeedableRandomSampler", "UnrepeatedDistributedSampler", "UnrepeatedD
 _PLAIN |= {"ResumableDistributedSampler", "StatefulDistributedSampler"}
 # They hand out some of the samples on purpose, each once.
 _OF_SOME = {"SubsetRandomSampler", "list", "tuple", "range", "ndarray"}
+# Batch samplers that hand on what they draw, but for what they divide or skip.
+_AROUND = {"BatchSamplerShard", "SkipBatchSampler"}
 _WITH_REPLACEMENT = {"WeightedRandomSampler"}
 
 Lines = Mapping[int, Handed]  # by rank
@@ -19,6 +21,14 @@ Lines = Mapping[int, Handed]  # by rank
 
 def is_plain(lines: Lines) -> bool:
     return all(line.sampler.get("type") in _PLAIN for line in lines.values())
+
+
+def with_a_purpose(lines: Lines) -> str | None:
+    """The samplers that may leave out or repeat samples on purpose; None where only known ones draw."""
+    if not is_plain(lines):
+        return names(lines)
+    around = {str(line.sampler["in"]) for line in lines.values() if line.sampler.get("in", "") not in {"", *_AROUND}}
+    return listed(sorted(around)) if around and not (orders_apart(lines) or places(lines)) else None
 
 
 def chooses(lines: Lines) -> bool:
@@ -32,11 +42,19 @@ def names(lines: Lines) -> str:
 
 
 def replaces(lines: Lines) -> bool:
-    """Whether samples are drawn with replacement."""
+    """Whether samples are drawn with replacement, or some of them anew in each pass."""
     return any(
-        line.sampler.get("type") in _WITH_REPLACEMENT or line.sampler.get("replacement") is True
+        line.sampler.get("type") in _WITH_REPLACEMENT or line.sampler.get("replacement") is True or _draws_some(line)
         for line in lines.values()
     )
+
+
+def _draws_some(line: Handed) -> bool:
+    """Whether a RandomSampler has a num_samples below what there is, by the number of its batches."""
+    held = line.holds.count if line.holds else (line.base.length or 0) if line.base else 0
+    batch = -(-line.samples // max(1, line.batches))
+    alone = line.sampler.get("type") == "RandomSampler" and "in" not in line.sampler
+    return alone and line.of is not None and not line.resumed and (line.of + 1) * batch < held
 
 
 def divides(lines: Lines) -> bool:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from torchtally.observed import causes, sets, training_pass
+from torchtally.observed import causes, sets, uneven_pass
 from torchtally.observed.causes import Lines
 from torchtally.observed.data import Data
 from torchtally.observed.finding import Finding, fault, note, right
@@ -35,9 +35,14 @@ def _found(lines: Lines, shares: Shares) -> Iterator[Finding]:
             yield fault("alike", f"{told}, and {shares.lost} are evaluated by no rank: {why}")
         else:
             yield note("alike", told)
+    elif causes.replaces(lines) or causes.chooses(lines):
+        if shares.duplicated.share > _SOME:
+            yield note("drawn", f"{causes.names(lines)} draws {shares.duplicated} for several ranks")
     elif shares.lost.share > _SOME and shares.duplicated.share > _SOME and causes.is_plain(lines):
         told = f"{shares.lost} are evaluated by no rank, and {shares.duplicated} by more than one"
         yield fault("overlap", f"{told}: {causes.of_overlap(lines)}")
+    elif not shares.one_part and shares.parts_overlap.share > _SOME:
+        yield note("parts", f"{shares.parts_overlap} are held, and evaluated, by several ranks")
     elif extra > 0 and (shares.one_part or not shares.parts_overlap.hits):
         counts = "counts" if extra == 1 else "count"
         yield note(
@@ -45,10 +50,10 @@ def _found(lines: Lines, shares: Shares) -> Iterator[Finding]:
             f"{extra} of {shares.size} samples {counts} twice in this evaluation unless the program drops them, as "
             "Accelerate's gather_for_metrics does",
         )
-    elif extra < 0 and not causes.chooses(lines) and (shares.one_part or not shares.parts_overlap.hits):
+    elif extra < 0 and (shares.one_part or not shares.parts_overlap.hits):
         told = f"{-extra} of {shares.size} samples"
-        if -extra > training_pass.last_batches(lines) and causes.is_plain(lines):
-            why = training_pass.sharded_twice(lines, shares)
+        if -extra > uneven_pass.last_batches(lines) and causes.is_plain(lines):
+            why = uneven_pass.sharded_twice(lines, shares)
             yield fault("sharded twice", f"{told} are evaluated by no rank: {why}")
         else:
             yield note("dropped", f"this pass leaves out {told}")

@@ -13,7 +13,6 @@ from torchtally.observed.matching import Attempt, Passes, attempts
 from torchtally.observed.training_pass import Counted
 
 _UNSEEN = "whether the ranks have the same data was not seen"
-_TRIAL = "a few steps of a trial, as of a learning rate: another loader trains on more of the same samples"
 
 
 class Outcome(StrEnum):
@@ -68,6 +67,7 @@ class Observation:
     loaders: list[Observed]
     notes: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)  # evidence that is missing
+    unseen: bool = False  # a rank trained, and used no loader
     unexpected: list[str] = field(default_factory=list)  # what contradicts the user's own expectation
 
     @property
@@ -113,6 +113,7 @@ def judge(lines: Lines) -> Observation | None:
     observation.notes += _rest(lines.rest)
     observation.missing += lines.unread
     unseen = {each.process.rank for each in lines.rest if each.unseen}
+    observation.unseen = bool(unseen)
     for number, attempt in enumerate(found):
         missing = [*_missing(attempt, number, len(found), unseen)]
         if number < len(found) - 1:  # it may have been killed
@@ -177,8 +178,10 @@ def _loaders(attempt: Attempt, number: int, every: list[Attempt]) -> Iterator[Ob
             Pass(at, own, _judged(own, same, stable, is_training, attempt.world, elsewhere))
             for at, own in sorted(passes.numbers.items())
         ]
-        if is_training and across_passes.is_trial(passes, trains):
-            judged = [replace(each, counted=_in_doubt(each.counted, _TRIAL)) for each in judged]
+        if is_training and (doubt := across_passes.doubt(passes, trains)):
+            judged = [replace(each, counted=_in_doubt(each.counted, doubt)) for each in judged]
+        if is_training and (lost := across_passes.never_reached(passes, attempt.world, same)):
+            judged = [replace(each, counted=replace(each.counted, lost=lost)) for each in judged]
         together = [finding for own, finding in leaks if own is passes]
         if is_training:
             together += across_passes.of_epochs(passes, attempt.world, same)

@@ -168,6 +168,8 @@ def conclusion(observation: Observation) -> str:
 def is_judged(observation: Observation) -> bool:
     """Whether something was found to be right, and no training was left unjudged."""
     found = any(finding.sign is Sign.RIGHT for loader in observation.loaders for finding, _ in loader.all_findings)
-    return found and all(
-        any(each.counted.is_judged for each in loader.passes) for loader in observation.loaders if loader.trains
-    )
+    trains = [loader for loader in observation.loaders if loader.trains]
+    if observation.unseen or not found:
+        return False
+    # Without a step of an optimizer, any loader may be that of a training.
+    return all(each.counted.is_judged for loader in trains or observation.loaders for each in loader.passes)

@@ -4,16 +4,15 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from torchtally.observed import causes, sets
+from torchtally.observed import causes, data, sets, uneven_pass
 from torchtally.observed.causes import Lines
 from torchtally.observed.data import Data
-from torchtally.observed.finding import Finding, Sign, fault, note, numbers, ranks, right
-from torchtally.observed.shares import Amount, Shares
+from torchtally.observed.finding import Finding, Sign, fault, listed, note, ranks, right
+from torchtally.observed.line import Base, Handed
+from torchtally.observed.sets import Amount
+from torchtally.observed.shares import Shares
 
 _SOME = 0.02  # of the samples that are looked at: less can be chance
-_SAMPLER = (
-    "pass sampler=DistributedSampler(dataset) to the DataLoader in place of shuffle, and call its set_epoch(epoch)"
-)
 
 
 @dataclass(frozen=True)
@@ -34,7 +33,7 @@ class Counted:
         return self.duplicated is not None and max(seen) <= _SOME
 
 
-def judge(lines: Lines, data: Data, world: int, elsewhere: int) -> Counted:
+def judge(lines: Lines, same: Data, world: int, elsewhere: int) -> Counted:
     """Judge one pass of a loader that trains. `elsewhere`: the bits of samples that other loaders hold or hand out."""
     if any(line.keyed for line in lines.values()):
         return Counted((note("keys", "its samples have keys that are no indices, so they cannot be compared"),))
@@ -50,9 +49,9 @@ def judge(lines: Lines, data: Data, world: int, elsewhere: int) -> Counted:
     if len(lines) < world:
         verb = "has" if len(lines) == 1 else "have"
         return Counted((note("some", f"{ranks([*lines])} {verb} this pass alone, of {world}: not judged"),))
-    if data in (Data.DIFFERENT, Data.UNKNOWN):
-        return Counted((_of_own_data(lines, data),))
-    if causes.replaces(lines):
+    if same in (Data.DIFFERENT, Data.UNKNOWN):
+        return Counted((*_of_groups(lines, same), _of_own_data(lines, same)))
+    if causes.replaces(lines) and not shares.once:
         return _replacing(lines, shares)
     counted = _divided(lines, shares, world)
     unheld = shares.unheld(elsewhere)
@@ -67,16 +66,33 @@ def judge(lines: Lines, data: Data, world: int, elsewhere: int) -> Counted:
 def _alone(lines: Lines, shares: Shares) -> Counted:
     if shares.once:
         return Counted((right("each sample once"),), shares.size, Amount(0, 1, 1), Amount(0, 1, 1))
-    found = [*_left(lines, shares)]
+    found = [*uneven_pass.left(lines, shares)]
     if not found and causes.replaces(lines):
         found = [_share_drawn(shares)]
     if not found:
         found = [note("alone", f"{shares.all_handed.count} samples are handed out of {shares.size}")]
-    return Counted(tuple(found), shares.size, None, None if causes.replaces(lines) else shares.duplicated)
+    if causes.replaces(lines):
+        return Counted(tuple(found), shares.size)
+    known = all(line.whole for line in lines.values()) and not causes.chooses(lines)
+    return Counted(tuple(found), shares.size, shares.lost if known else None, shares.duplicated)
 
 
-def _of_own_data(lines: Lines, data: Data) -> Finding:
-    if data is Data.DIFFERENT:
+def _of_groups(lines: Lines, same: Data) -> Iterator[Finding]:
+    """Faults among ranks that have the same data as some others alone, as where a node, or a local rank, has files."""
+    groups: dict[Base | None, dict[int, Handed]] = defaultdict(dict)
+    for rank, line in sorted(lines.items()):
+        groups[line.base][rank] = line
+    for base, own in groups.items():
+        shares = Shares.of(own)
+        apart = same is Data.DIFFERENT and 1 < len(own) < len(lines) and not causes.replaces(own)
+        if apart and shares and base and base.rows and data.of(own.values()) is Data.SAME:
+            for each in _divided(own, shares, len(own)).findings:
+                if each.sign is Sign.FAULT:
+                    yield fault(f"{each.about} {[*own]}", f"{ranks([*own])} have the same data: {each.text}")
+
+
+def _of_own_data(lines: Lines, same: Data) -> Finding:
+    if same is Data.DIFFERENT:
         attributes = {line.base.attributes for line in lines.values() if line.base}
         whole = all(line.whole for line in lines.values())
         divided = all(line.sampler.get("num_replicas") == line.process.world for line in lines.values())
@@ -121,7 +137,7 @@ def _replacing(lines: Lines, shares: Shares) -> Counted:
 def _share_drawn(shares: Shares) -> Finding:
     lost = shares.lost
     drawn = Amount(lost.looked - lost.hits, lost.looked, lost.total)
-    return note("replacement", f"samples are drawn with replacement: {drawn} are drawn in this pass")
+    return note("replacement", f"samples are drawn with replacement, or a part of them: {drawn} are drawn in this pass")
 
 
 def _divided(lines: Lines, shares: Shares, world: int) -> Counted:
@@ -131,12 +147,16 @@ def _divided(lines: Lines, shares: Shares, world: int) -> Counted:
         none = Amount(0, shares.size, shares.size)
         told = "each sample handed out exactly once"
         return Counted((right(told),), shares.size, none, none)
+    if len({line.resumed for line in lines.values()}) > 1:
+        told = listed([str(line.resumed) for _, line in sorted(lines.items())])
+        text = f"{ranks([*lines])} resume after {told} batches: give each rank the state that it had, or all the same"
+        return Counted((note("resumed apart", text),), shares.size)
     classes = _alike(lines)
     everything = [rank for rank, each in shares.handed.items() if sets.equal(each, shares.held[rank])]
     if shares.one_part and len(everything) == world:
         duplicated = Amount(shares.size, shares.size, shares.size)
         order = " in the same order" if len(classes) == 1 else ""
-        why = causes.places(lines) or _SAMPLER
+        why = causes.places(lines) or uneven_pass.SAMPLER
         text = f"each rank is handed all {shares.size} samples{order}, and no sampler divides them: {why}"
         if not _peers(lines, classes):
             return Counted((fault("not sharded", text),), shares.size, Amount(0, shares.size, shares.size), duplicated)
@@ -144,7 +164,10 @@ def _divided(lines: Lines, shares: Shares, world: int) -> Counted:
         return Counted((_all_alike(lines, shares),), *counted)
     if 1 < len(classes) < world and len({len(each) for each in classes}) == 1:
         return _of_classes(lines, shares, classes)
-    return Counted(tuple(_uneven(lines, shares, world)), *counted)
+    found = tuple(uneven_pass.found(lines, shares, world))
+    if any(each.about == uneven_pass.NOT_DIVIDED for each in found):
+        return Counted(found, shares.size)
+    return Counted(found, *counted)
 
 
 def _alike(lines: Lines) -> list[list[int]]:
@@ -166,7 +189,7 @@ def _groups(lines: Lines, some: list[int]) -> list[tuple[int, ...]]:
 
 def _all_alike(lines: Lines, shares: Shares) -> Finding:
     count = shares.handed[min(lines)].count
-    why = causes.places(lines) or _SAMPLER
+    why = causes.places(lines) or uneven_pass.SAMPLER
     others = f", and {shares.lost} go to no rank" if shares.lost.hits else ""
     if not all(line.whole for line in lines.values()):
         others = ""
@@ -195,122 +218,3 @@ def _is_local(lines: Lines) -> bool:
     found = {rank: line.sampler.get("rank") for rank, line in lines.items()}
     local = {rank: line.process.local for rank, line in lines.items()}
     return found == local and None not in found.values() and found != {rank: rank for rank in lines}
-
-
-def _uneven(lines: Lines, shares: Shares, world: int) -> Iterator[Finding]:
-    lost, duplicated = shares.lost, shares.duplicated
-    whole = all(line.whole for line in lines.values())
-    if not whole:
-        goes_round = shares.all_handed.count > shares.size and causes.divides(lines) and not causes.places(lines)
-        if orders := causes.orders_apart(lines):
-            yield fault("overlap", f"{duplicated} go to more than one rank: {orders}")
-        elif goes_round and (times := shares.times):
-            yield right(f"each sample handed out {times} times")
-        elif duplicated.share > _SOME and causes.is_plain(lines) and not goes_round:
-            yield fault("overlap", f"{duplicated} go to more than one rank: {causes.of_overlap(lines)}")
-        elif _goes_over_all(lines, shares):
-            told = f"no sampler divides the samples, so a whole pass hands out all {shares.size} to each rank"
-            yield note("not divided", f"{told}: {_SAMPLER}")
-        yield from _left(lines, shares)
-        return
-    apart = not shares.one_part and shares.parts_overlap.share <= _SOME
-    if apart and sets.equal(shares.all_handed, shares.all_held):
-        over = shares.all_held.count - shares.length
-        if over > 0 or shares.parts_overlap.hits:
-            count = f"{over} samples" if over > 0 else str(shares.parts_overlap)
-            yield note("parts", f"the parts that the ranks hold overlap: at least {count} are in more than one")
-        else:
-            looked = sets.looked(shares.length)
-            yield right(f"each sample that the ranks hold handed out once, as far as {looked} samples tell")
-        return
-    extra = shares.all_handed.count - shares.size
-    most = last_batches(lines)
-    if not shares.one_part and shares.parts_overlap.share > _SOME:
-        yield _own_splits(lines, shares)
-    elif lost.share > _SOME and duplicated.share > _SOME:
-        yield _may_be_meant(lines, "overlap", f"{lost} go to no rank, and {duplicated} to more than one", shares)
-    elif extra < 0 and causes.chooses(lines):
-        yield note("chosen", f"{lost} are not among those that {causes.names(lines)} hands out")
-    elif extra < 0 and -extra > most:
-        yield _may_be_meant(lines, "lost", f"{-extra} of {shares.size} samples go to no rank", shares)
-    elif extra > most or (duplicated.share > _SOME and extra > most - world):
-        yield _may_be_meant(lines, "duplicated", f"{extra} samples are handed out more than once", shares)
-    elif extra > 0:
-        yield from _padded(shares, extra)
-    elif extra < 0:
-        yield from _dropped(shares, -extra)
-    else:
-        yield _may_be_meant(lines, "moved", f"{lost} go to no rank, and as many to more than one", shares)
-
-
-def last_batches(lines: Lines) -> int:
-    """How many samples loaders and samplers leave out at most, or repeat, that drop or fill the last batch."""
-    return len(lines) + sum(-(-line.samples // max(1, line.batches)) for line in lines.values())
-
-
-def _goes_over_all(lines: Lines, shares: Shares) -> bool:
-    """Whether each rank would be handed everything in a whole pass, by the number of batches that its loader has."""
-    plain = shares.one_part and causes.is_plain(lines) and not causes.chooses(lines) and not causes.divides(lines)
-    return plain and all(
-        "in" not in line.sampler and (line.of or 0) * batch > shares.size - batch > 0
-        for line in lines.values()
-        for batch in [line.loader.batch or 0]
-    )
-
-
-def _may_be_meant(lines: Lines, about: str, told: str, shares: Shares) -> Finding:
-    if not causes.is_plain(lines):
-        return note(about, f"{told}, which may be the purpose of {causes.names(lines)}")
-    if about == "lost":
-        return fault("sharded twice", f"{told}: {sharded_twice(lines, shares)}")
-    return fault(about, f"{told}: {causes.of_overlap(lines)}")
-
-
-def sharded_twice(lines: Lines, shares: Shares) -> str:
-    """Why ranks together are handed a part alone."""
-    inside = next((line.sampler["in"] for line in lines.values() if "in" in line.sampler), None)
-    if inside:
-        return f"sharded twice, by {causes.names(lines)} and by {inside}; leave out one of them"
-    if not shares.one_part and causes.divides(lines):
-        return "sharded twice, as each rank holds a part of its own, which its sampler divides again; leave out one"
-    return causes.places(lines) or f"{causes.names(lines)} hands out only a part"
-
-
-def _own_splits(lines: Lines, shares: Shares) -> Finding:
-    return fault(
-        "own splits",
-        "the parts of the dataset that the ranks hold overlap in part, as if each rank had drawn a split of its own: "
-        f"{shares.lost} go to no rank, and {shares.duplicated} to more than one; give random_split the same "
-        "generator=torch.Generator().manual_seed(...) on all ranks",
-    )
-
-
-def _padded(shares: Shares, extra: int) -> Iterator[Finding]:
-    named = sets.few(shares.all_handed, shares.all_held)
-    which = f" ({'sample' if len(named) == 1 else 'samples'} {numbers(named)})" if named else ""
-    if named or shares.lost.exact:
-        yield right("each sample handed out at least once")
-    again = "1 sample is" if extra == 1 else f"{extra} samples are"
-    yield note("padding", f"{again} handed out twice{which}, so that all ranks have equally many")
-
-
-def _dropped(shares: Shares, missing: int) -> Iterator[Finding]:
-    named = sets.few(shares.all_held, shares.all_handed)
-    which = f" ({'sample' if len(named) == 1 else 'samples'} {numbers(named)})" if named else ""
-    yield note(
-        "dropped",
-        f"{missing} of {shares.size} samples{which} are left out of a pass: a sampler or a loader drops the last",
-    )
-
-
-def _left(lines: Lines, shares: Shares) -> Iterator[Finding]:
-    left = [line for line in lines.values() if not line.whole]
-    if left:
-        count = shares.all_handed.count
-        if count > shares.size:
-            how = "goes round more than once"
-        elif any(line.resumed for line in left):
-            how = "resumes from a state"
-        else:
-            how = "is still open" if any(line.end == "open" for line in left) else "ends early"
-        yield note(f"left {how}", f"the pass {how}: {count} samples are handed out of {shares.size}")

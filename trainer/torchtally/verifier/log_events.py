@@ -34,7 +34,8 @@ class Heard:
     attempts: dict[str, set[Attempt]] = field(default_factory=dict)  # of runs
     _causes: list[tuple[float, str]] = field(default_factory=list)  # failures by themselves, and their time
     _consequence: str | None = None  # the first failure that is one of another pod's
-    _newest_start: float = 0.0
+    _started: dict[str, float] = field(default_factory=dict)  # by pod: when it has started last
+    _ended: dict[str, float] = field(default_factory=dict)
     _middle: list[tuple[str, str]] = field(default_factory=list)  # runs and logs whose first event is a later one
     _first: dict[str, tuple[str, str]] = field(default_factory=dict)  # of the pods in the log: kind and run
 
@@ -47,8 +48,9 @@ class Heard:
                     self._consequence = self._consequence or sentence
                 else:
                     self._causes.append((float(time), sentence))
-            if kind == "started":
-                self._newest_start = max(self._newest_start, float(time))
+            if kind in ("started", "ended"):
+                moments = self._started if kind == "started" else self._ended
+                moments[pod] = max(moments.get(pod, 0.0), float(time))
             self._first.setdefault(pod, (kind, run))
             if run:
                 self.attempts.setdefault(run, set()).add((int(attempt or 0), int(began or 0)))
@@ -71,7 +73,13 @@ class Heard:
     @property
     def failed_for_good(self) -> list[str]:
         """How pods ended that failed by themselves, and no pod has started since."""
-        return [sentence for time, sentence in self._causes if time >= self._newest_start]
+        newest = max(self._started.values(), default=0.0)
+        return [sentence for time, sentence in self._causes if time >= newest]
+
+    @property
+    def without_end(self) -> set[str]:
+        """The pods that have started, and whose end no event tells."""
+        return {pod for pod, time in self._started.items() if self._ended.get(pod, 0.0) < time}
 
     @property
     def notes(self) -> list[str]:

@@ -26,6 +26,9 @@ def observation_of(log: Log, expect_per_pod: int | None = None) -> Observation |
     if not log.runs:
         found.notes[:0] = log.remarks
         found.missing += log.heard.failed_for_good  # a job succeeds with its master, even if a worker fails later
+        if not log.job:
+            open_pods = sorted(_pods(found) & log.heard.without_end)
+            found.missing += [f"{pod} has started, and no log has its end: it runs, or was killed" for pod in open_pods]
     if log.job and not found.missing:  # ranks may have more to say, or have died before they could
         found.missing.append(log.job.sentence)
     if expect_per_pod is not None:
@@ -37,6 +40,12 @@ def outcome_of(found: Observation, job: Unsuccessful | None) -> Outcome:
     """What an observation of this job comes to."""
     own = _OUTCOMES[found.outcome]
     return job.outcome if job and own is Outcome.INCOMPLETE else own
+
+
+def _pods(found: Observation) -> set[str]:
+    """Those of the newest attempt."""
+    newest = [loader for loader in found.loaders if loader.attempt == found.attempts - 1]
+    return {line.process.pod for loader in newest for each in loader.passes for line in each.lines.values()}
 
 
 def _unexpected(found: Observation, count: int) -> Iterator[str]:
