@@ -9,8 +9,7 @@ from torchtally.observed.causes import Lines
 from torchtally.observed.data import Data
 from torchtally.observed.finding import Finding, Sign, fault, listed, note, ranks, right
 from torchtally.observed.line import Base, Handed
-from torchtally.observed.sets import Amount
-from torchtally.observed.shares import Shares
+from torchtally.observed.shares import Amount, Shares
 
 _SOME = 0.02  # of the samples that are looked at: less can be chance
 

@@ -60,7 +60,7 @@ class Beside:
         """An optimizer steps with what is there, perhaps `alone`, without gradients of batches."""
         self.look()
         epoch = self._foreign.get(named)
-        if not epoch and alone and (named.trained or (self.at and not self.at.trains)):
+        if not epoch and alone and (named.models or (self.at and not self.at.trains)):
             evaluation = None if self._open.pending else self._open.evaluation
             if (evaluation or not self.at) and not named.are_zero:
                 epoch, self.outside = evaluation, self.outside or not evaluation
