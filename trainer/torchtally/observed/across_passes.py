@@ -7,8 +7,7 @@ from torchtally.observed.data import Data
 from torchtally.observed.finding import Finding, fault, note, ranks
 from torchtally.observed.line import Handed, Samples
 from torchtally.observed.matching import Attempt, Passes
-from torchtally.observed.shares import Amount
-from torchtally.observed.shares import Shares
+from torchtally.observed.shares import Amount, Shares
 
 _SOME = 0.02
 
