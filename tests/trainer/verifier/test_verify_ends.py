@@ -96,7 +96,7 @@ def test_an_end_is_no_excuse(data: st.DataObject, n: int, epochs: int, world: in
 
 def test_the_row_and_the_sentence_name_what_was_consumed() -> None:
     text = shown([*PLANNED, PLANNED_LAST])
-    row = "train      2  all                  4        40        40     0        0  "
+    row = "train      2  all                  4        40        40     0           0  "
     assert f"{row}✓ the first 40 samples of the order exactly once" in text
     made = "train 1 epoch and the first 40 of 60 samples of epoch 2, test "
     assert f"{made}2 epochs, " in text[-1] and text[-1].endswith("; stopped: train: Steps(count=5)")

@@ -23,7 +23,7 @@ from torchtally.verifier import report
 )
 def test_a_row_says_what_its_contract_gives(contract: str, n: int, start: int, counts: str, said: str) -> None:
     lines = bruteforce.run(n, contract=contract, plan={"train": 1}, start=start)
-    assert shown(lines)[5] == f"train      1  all                  4        {counts}     0        0  {said}"
+    assert shown(lines)[5] == f"train      1  all                  4        {counts}     0           0  {said}"
 
 
 def shown(lines: list[Line], encoding: str = "utf-8", colour: bool = False) -> list[str]:
@@ -156,6 +156,6 @@ def test_json_has_what_the_last_line_says() -> None:
 def test_more_than_can_be_counted() -> None:
     lines = bruteforce.run(plan={"train": 1})
     lines[0] |= {"lost": None, "duplicated": None}
-    assert shown(lines)[1] == "train      1  demo-master-0        0        15        15  many     many"
+    assert shown(lines)[1] == "train      1  demo-master-0        0        15        15  many        many"
     told = json.loads(report.as_json(verdicts(lines)))["tallies"]
     assert (told[0]["lost"], told[0]["duplicated"]) == (None, None)
