@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from launched import until
 from livejobs import run
 from localjobs import (
     LIMIT,
@@ -23,7 +24,6 @@ from localjobs import (
     read,
     run_script,
     start_script,
-    until,
     write,
 )
 

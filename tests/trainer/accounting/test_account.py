@@ -301,7 +301,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"order": Locality(window=2, sizes=[40, 8])},
-        "train: the sizes of the shard files add up to 48, and the dataset has 49 samples",
+        "train: the sizes of the shard files add up to 48, and the dataset has 49 samples: give each file's "
+        "number of samples",
     ),
     (
         {"order": Locality(window=2, sizes=[50, -1])},

@@ -137,4 +137,4 @@ def described(counts: Mapping[str, Counts], shard: Shard) -> list[str]:
 
 def _laps(shard: Shard) -> list[int]:
     """How many rows are consumed from the first one on; where samples are repeated, there are several such laps."""
-    return [lap.count for lap, times in shard.everything.items() for _ in range(times)]
+    return [lap.count for lap, times in shard.everything.items() for _ in range(times)] or [0]
