@@ -206,7 +206,10 @@ def test_sums_of_powers_are_exact(largest: int, numpy: Any) -> None:
         ((line(0, EVEN), line(1, [each for each in ODD if each != 11])), "1 of 40 samples (sample 11) are left out"),
         ((line(0, EVEN), line(1, ODD), line(0, ODD, **{"pass": 1})), "rank 0 made 2 passes, and the others down to 1"),
         ((line(0, [3, 3, 9], world=1, sampler=REPLACES, end="left"),), "the pass ends early: "),
-        ((line(0, [3] * N, world=1, sampler=REPLACES),), "drawn with replacement, or a part of them: 1 of 40 samples are"),
+        (
+            (line(0, [3] * N, world=1, sampler=REPLACES),),
+            "drawn with replacement, or a part of them: 1 of 40 samples are",
+        ),
     ],
 )
 def test_what_may_be_meant_is_a_remark(texts: tuple[str, ...], said: str) -> None:
