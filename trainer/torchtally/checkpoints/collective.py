@@ -15,7 +15,7 @@ _KNOWN: dict[str, type[Exception]] = {each.__name__: each for each in (Refused, 
 
 
 def new_group(timeout: timedelta | None = None) -> Callable[[], dist.ProcessGroup]:
-    """Make a gloo group of all ranks, for the calls of one thread. What this returns gives it, and does not keep it."""
+    """Make a gloo group of all ranks, for the calls of one thread. Returns a function that returns the group."""
     group = dist.new_group(backend="gloo", timeout=timeout)
     assert isinstance(group, dist.ProcessGroup)
     return own_group.unkept(group)

@@ -11,6 +11,7 @@ from torchtally.environment import call_seconds
 from torchtally.errors import Refused
 
 _LONGER = 10  # seconds than a handshake, which ends first: it can name the ranks that do not come
+DESTROYED = "the program has called destroy_process_group(): call it after the end of the account's `with` statement"
 # The default group then, and ours.
 _made: tuple["weakref.ref[dist.ProcessGroup]", "weakref.ref[dist.ProcessGroup]"] | None = None
 
@@ -25,10 +26,7 @@ def unkept(group: dist.ProcessGroup) -> Callable[[], dist.ProcessGroup]:
 
     def found() -> dist.ProcessGroup:
         if (there := kept()) is None:
-            raise Refused(
-                "the program has called destroy_process_group(): call it after the end of the account's `with` "
-                "statement"
-            )
+            raise Refused(DESTROYED)
         return there
 
     return found

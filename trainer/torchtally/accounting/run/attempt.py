@@ -21,7 +21,7 @@ from torchtally.accounting.ledger.tally import Membership, Run
 from torchtally.accounting.proofs import kept_lines, proof_file
 from torchtally.accounting.run import restart
 from torchtally.accounting.run.restart import Record
-from torchtally.distributed import preflight
+from torchtally.distributed import own_group, preflight
 from torchtally.distributed.failures import Failures
 from torchtally.distributed.handshake import agree
 from torchtally.environment import Process, call_seconds
@@ -181,10 +181,7 @@ class Attempt:
     def check_group(self, where: str) -> None:
         """Refuse a call of all ranks if the program has destroyed its process group since the beginning."""
         if (default := self._default()) is None or default is not dist.group.WORLD:
-            raise Refused(
-                f"{where}, and the program has called destroy_process_group(): call it after the end of the account's "
-                "`with` statement"
-            )
+            raise Refused(f"{where}, and {own_group.DESTROYED}")
 
     def tell(self, error: BaseException) -> None:
         """Tell the other ranks what ends this start on this one. Not a collective call."""
