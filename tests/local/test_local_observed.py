@@ -28,9 +28,11 @@ LOST = "51 of 200 samples go to no rank"  # by an independent count
 
 def test_a_seed_for_each_rank_is_named_at_the_end(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
-    command = f"exec {sys.executable} {tmp_path}/train.py"
+    document = pytorchjob("", "", policy="Never")
+    for kind in ("Master", "Worker"):
+        container(document, kind)["command"] = [sys.executable, str(tmp_path / "train.py")]
     log = tmp_path / "job.log"
-    ended = run_script(write(tmp_path, pytorchjob(command, command, policy="Never")), "--log", str(log), "--json")
+    ended = run_script(write(tmp_path, document), "--log", str(log), "--json")
     assert ended.returncode == 0, ended.stderr
     *lines, outcome = ended.stdout.splitlines()
     assert sorted(lines) == ["[demo-master-0] trained", "[demo-worker-0] trained"]
