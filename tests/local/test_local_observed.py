@@ -29,7 +29,7 @@ LOST = "51 of 200 samples go to no rank"  # by an independent count
 def test_a_seed_for_each_rank_is_named_at_the_end(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     document = pytorchjob("", "", policy="Never")
-    for kind in ("Master", "Worker"):
+    for kind in ("Master", "Worker"):  # without a shell, they start as forks
         container(document, kind)["command"] = [sys.executable, str(tmp_path / "train.py")]
     log = tmp_path / "job.log"
     ended = run_script(write(tmp_path, document), "--log", str(log), "--json")
