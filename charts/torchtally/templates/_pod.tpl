@@ -150,7 +150,7 @@ once the job is gone. */}}
 
 {{- /* The pod template, from (dict "root" $ "type" "Master"|"Worker"|"Node"). Each pod of a TrainJob is a Node. */}}
 {{- define "torchtally.podTemplate" -}}
-{{- $values := include "torchtally.replicaValues" . | fromYaml }}
+{{- $values := include "torchtally.replicaValues" . | fromJson }}
 {{- $own := set (omit .root "Values") "Values" $values }}
 {{- $mayBeRank0 := or (ne .type "Worker") (gt (len $values.elasticPolicy) 0) }}
 {{- $keeps := and $values.model.enabled (or $mayBeRank0 (eq $values.model.accessMode "ReadWriteMany")) }}

@@ -1,9 +1,9 @@
-{{- /* The pods, as far as an upgrade may not change them. */}}
+{{- /* The pods, as far as an upgrade may not change them, as JSON. */}}
 {{- define "torchtally.comparedPods" -}}
 {{- $pods := include "torchtally.pods" . | fromYaml }}
 {{- /* The operator does add and remove the pods of an elastic job. */}}
 {{- if .Values.elasticPolicy }}{{ $_ := unset (dig "pytorchReplicaSpecs" "Worker" dict $pods) "replicas" }}{{ end }}
-{{- toYaml $pods }}
+{{- toJson $pods }}
 {{- end }}
 
 {{- /* A hash of them, to detect an upgrade that changes them. Comments in the templates don't change it. */}}
@@ -99,7 +99,7 @@ Empty if the upgrade would reach it, and without a cluster. */}}
 {{- if and $pods (ne $pods (include "torchtally.podsHash" .)) (or $finished $hasPods (not $suspended)) }}
 {{- $ignored = list "its pods" }}
 {{- with dig "data" "spec" "" $configMap }}
-{{- $compared := list "" (fromJson .) (include "torchtally.comparedPods" $ | fromYaml) }}
+{{- $compared := list "" (fromJson .) (include "torchtally.comparedPods" $ | fromJson) }}
 {{- $changes := include "torchtally.differences" $compared | fromYamlArray | uniq }}
 {{- $ignored = list (printf "its pods (%s)" (join ", " $changes)) }}
 {{- end }}

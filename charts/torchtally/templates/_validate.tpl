@@ -57,7 +57,7 @@
 {{- $replicas := list (list "" .Values) }}
 {{- range $type := list "Master" "Worker" }}
 {{- if index $.Values (lower $type) }}
-{{- $own := include "torchtally.replicaValues" (dict "root" $ "type" $type) | fromYaml }}
+{{- $own := include "torchtally.replicaValues" (dict "root" $ "type" $type) | fromJson }}
 {{- $replicas = append $replicas (list (printf "%s." (lower $type)) $own) }}
 {{- end }}
 {{- end }}

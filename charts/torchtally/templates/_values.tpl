@@ -46,28 +46,27 @@ resource. From (list MAP KEYS): the values of these keys stay, because a null in
 {{- end }}
 {{- end }}
 
-{{- /* The values for all pods merged with the overrides of one type, from what a pod template is from. */}}
+{{- /* The values for all pods merged with the overrides of one type, as JSON, from what a pod template is from. */}}
 {{- define "torchtally.replicaValues" -}}
-{{- $values := include "torchtally.merge" (list .root.Values (index .root.Values (lower .type))) | fromYaml }}
+{{- $values := include "torchtally.merge" (list .root.Values (index .root.Values (lower .type))) | fromJson }}
 {{- include "torchtally.dropNulls" (list $values (list "resources")) }}
 {{- include "torchtally.complete" $values }}
 {{- if not (hasKey $values "shmSize") }}{{ $_ := set $values "shmSize" .root.Values.shmSize }}{{ end }}
-{{- toYaml $values }}
+{{- toJson $values }}
 {{- end }}
 
 {{- /* Merges a map with overrides, from (list MAP OVERRIDES). Sprig's mergeOverwrite ignores overrides of 0, false, ""
-and null. A null in place of a map changes nothing. */}}
+and null. A null in place of a map changes nothing. The result is JSON: toYaml cuts a newline off its last string. */}}
 {{- define "torchtally.merge" -}}
 {{- $merged := deepCopy (index . 0) }}
 {{- range $name, $own := index . 1 }}
 {{- if kindIs "map" (index $merged $name) }}
-{{- $_ := set $merged $name (include "torchtally.merge" (list (index $merged $name) $own) | fromYaml) }}
+{{- $_ := set $merged $name (include "torchtally.merge" (list (index $merged $name) $own) | fromJson) }}
 {{- else }}
 {{- $_ := set $merged $name $own }}
 {{- end }}
 {{- end }}
-{{- /* A string at the end needs its last newline, which toYaml cuts off. */}}
-{{- toYaml $merged }}{{ "\n" }}
+{{- toJson $merged }}
 {{- end }}
 
 {{- /* A value as a string. A number in a values file is a float, and Go prints the float 1000000 as 1e+06. */}}
