@@ -241,6 +241,50 @@ def steps_between_two_epochs(run: Run) -> None:
         run.evaluate()
 
 
+def leaves_gradients_between_epochs(run: Run) -> None:
+    for _ in range(EPOCHS):
+        run.train()
+        run.evaluate()
+        run.own_backward()
+    run.optimizer.zero_grad()
+
+
+def leaves_those_of_a_dry_run(run: Run) -> None:
+    """A pass before the training, to see what memory it takes."""
+    run.own_backward()
+    for _ in range(EPOCHS):
+        run.train()
+        run.evaluate()
+
+
+def leaves_those_of_a_look_at_a_batch(run: Run) -> None:
+    run.model(next(iter(run.loader))).backward()
+    for _ in range(EPOCHS):
+        run.train()
+        run.evaluate()
+
+
+def clears_those_of_a_dry_run(run: Run) -> None:
+    """Before each step, as most loops do."""
+    run.own_backward()
+    for _ in range(EPOCHS):
+        for batch in run.loader:
+            run.model.zero_grad()
+            run.backward(batch)
+            run.optimizer.step()
+        run.evaluate()
+
+
+def adds_a_penalty_by_its_own_backward_pass(run: Run) -> None:
+    """Before the loss of each batch."""
+    for _ in range(EPOCHS):
+        for batch in run.loader:
+            run.own_backward()
+            run.backward(batch)
+            run.step()
+        run.evaluate()
+
+
 def steps_before_the_first_epoch(run: Run) -> None:
     """A warm-up, whose weights are those that the training begins with."""
     run.own_backward()
@@ -272,8 +316,18 @@ RIGHT: list[Program] = [
     steps_with_a_loss_of_zero,
     steps_twice_within_the_loop,
     steps_before_the_first_epoch,
+    clears_those_of_a_dry_run,
+    adds_a_penalty_by_its_own_backward_pass,
 ]
-OUTSIDE: list[Program] = [steps_after_the_last_epoch, steps_between_two_epochs]
+TRAINS_OTHERS = (steps_twice_within_the_loop, steps_before_the_first_epoch, adds_a_penalty_by_its_own_backward_pass)
+OUTSIDE: list[Program] = [
+    steps_after_the_last_epoch,
+    steps_between_two_epochs,
+    leaves_gradients_between_epochs,
+    leaves_those_of_a_dry_run,
+    leaves_those_of_a_look_at_a_batch,
+]
+SAID = "an optimizer has stepped with gradients of no batch, from outside the loops"
 
 
 def test_an_evaluation_that_trains_is_refused_whatever_waits_for_a_step(subtests: pytest.Subtests) -> None:
@@ -294,14 +348,14 @@ def test_what_only_evaluates_and_other_models_are_accepted(subtests: pytest.Subt
                 if program is steps_with_a_loss_of_zero:
                     [last] = [line for line in tallied(found[0]["out"]) if line["phase"] == "all"]
                     assert last["phases"]["train"]["dropped"] == EPOCHS * 2 * SIZE
-                elif program not in (steps_twice_within_the_loop, steps_before_the_first_epoch):
+                elif program not in TRAINS_OTHERS:
                     assert times == TRAINED
             assert verified(found).holds
 
 
-def test_a_step_with_data_of_its_own_outside_the_loops_is_said(subtests: pytest.Subtests) -> None:
+def test_gradients_of_no_batch_from_outside_the_loops_are_said(subtests: pytest.Subtests) -> None:
     for program, found in zip(OUTSIDE, in_turn(2, ((ends, program) for program in OUTSIDE)), strict=True):
         with subtests.test(program.__name__):
             for each in found:
                 assert each["code"] == 0, each["err"]
-                assert each["result"][1] == ["an optimizer has stepped outside the loops, with gradients of no batch"]
+                assert each["result"][1] == [SAID]

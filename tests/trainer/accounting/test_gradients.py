@@ -161,7 +161,12 @@ def writes_gradients_itself(account: Account, loader: Iterable[Tensor], model: T
 
 
 def adds_gradients_itself(
-    account: Account, loader: Iterable[Tensor], model: Times, optimizer: Any, adds: bool = True
+    account: Account,
+    loader: Iterable[Tensor],
+    model: Times,
+    optimizer: Any,
+    adds: bool = True,
+    says: bool = True,
 ) -> None:
     """Those of two batches; without `adds`, a mistake: those of the second are written over those of the first."""
     batches: list[Tensor] = []
@@ -170,11 +175,40 @@ def adds_gradients_itself(
         [found] = torch.autograd.grad(account.weigh(model(batch)), [model.rows])
         model.rows.grad = found if model.rows.grad is None or not adds else model.rows.grad + found
         if len(batches) == 2:
-            if adds:
+            if adds and says:
                 account.holds(*batches)
             optimizer.step()
             optimizer.zero_grad()
             batches.clear()
+
+
+def fails_within_a_backward_pass(
+    account: Account, loader: Iterable[Tensor], model: Times, optimizer: Any, clears: str = "optimizer"
+) -> None:
+    """An error, as of no memory, ends the pass of batch 2 after the gradients of one parameter of two."""
+    other = Times()
+    optimizer.add_param_group({"params": [other.rows]})
+
+    def fail(_: Tensor) -> None:
+        raise MemoryError
+
+    for number, batch in enumerate(loader):
+        last = other.rows * 1
+        if number == 2:
+            last.register_hook(fail)
+        loss = account.weigh(model(batch) - last[batch].sum())
+        if clears == "hand":
+            for group in optimizer.param_groups:
+                group["params"][0].grad = None
+        try:
+            loss.backward()
+        except MemoryError:
+            if clears == "optimizer":
+                optimizer.zero_grad()
+            continue
+        optimizer.step()
+        if clears != "hand":
+            optimizer.zero_grad()
 
 
 def has_losses_of_zero(account: Account, loader: Iterable[Tensor], model: Times, optimizer: Any) -> None:
@@ -640,7 +674,8 @@ DROPPED: list[tuple[Loop, int]] = [
     (functools.partial(multiplies_by_zero, before=True), 24),
     (trains_the_worst_of_two, 24),
     (functools.partial(clears_too_early, in_place=True), 24),
-    (functools.partial(adds_gradients_itself, adds=False), 24),
+    (fails_within_a_backward_pass, 8),
+    (functools.partial(fails_within_a_backward_pass, clears="hand"), 8),
     (skips_after_the_backward_pass, 2 * SIZE),
 ]
 LOST: list[tuple[Loop | Callable[[], None], int]] = [
@@ -651,6 +686,8 @@ LOST: list[tuple[Loop | Callable[[], None], int]] = [
     (forgets_one_of_two_steps, N - 6),
     (discards_gradients, 10),
     (leaves_the_epoch, 6),
+    (functools.partial(adds_gradients_itself, adds=False), N),
+    (functools.partial(adds_gradients_itself, says=False), N),
     (weighs_nothing, N),
     (clears_another_model, N),
     (clears_the_optimizer_of_another_model, N),
@@ -667,6 +704,11 @@ REFUSED: list[tuple[Callable[..., Any], int, str]] = [
     (holds_what_has_no_loss, 2, "step 1 of 6: holds() must receive a batch with a loss; this one has no loss"),
     (holds_what_is_dropped, 2, "this one is dropped"),
     (holds_nothing, 2, "holds() must come once its gradients are there, and none are"),
+    (
+        functools.partial(fails_within_a_backward_pass, clears=""),
+        2,
+        "gradients of train epoch 1, step 3 of 6, whose backward pass ended by an error, so they are there in part",
+    ),
     (trains_on_a_skipped_batch, 2, "an optimizer has stepped with the gradients of a batch that counts as dropped"),
     (leaves_the_epoch, 3, "the loop left the epoch in step 4 of 6"),
     (names_no_batch, 2, "weigh() must name the batches of this loss"),

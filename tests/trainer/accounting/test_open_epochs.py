@@ -219,3 +219,26 @@ def test_epochs_that_one_rank_has_decided_wait_for_another() -> None:
     assert [each["code"] for each in found] == [0, 0], found[0]["err"]
     assert sum(each["result"] for each in found) == 6 * N
     assert verified(found).holds
+
+
+def steps_in_the_middle_of_each_epoch() -> tuple[int, Any]:
+    """Two models, of which the last batches of an epoch wait for the next one, and those of the run are cleared."""
+    models = Times(), Times()
+    optimizers = [SGD(each.parameters(), lr=1) for each in models]
+    with Account("t", epochs=EPOCHS) as account:
+        for each in optimizers:
+            account.optimizer(each)
+        for number, batch in enumerate(endless(account, account.loader(Numbers(), batch_size=SIZE))):
+            account.weigh(models[0](batch) + models[1](batch)).backward()
+            for each in optimizers if number % 6 == 3 else ():
+                each.step()
+                each.zero_grad()
+        for each in optimizers:
+            each.zero_grad()
+    assert account.last_line
+    return sum(models[0].times), (account.last_line["phases"]["train"]["dropped"], account.last_line.get("caveats"))
+
+
+def test_a_step_with_batches_of_two_epochs_is_one_of_both() -> None:
+    [found] = run(1, steps_in_the_middle_of_each_epoch)
+    assert (found["code"], found["result"]) == (0, (EPOCHS * N - 6, (6, None))), found["err"]

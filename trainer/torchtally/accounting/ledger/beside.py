@@ -11,6 +11,7 @@ from torch.utils.hooks import RemovableHandle
 from torchtally.accounting.ledger.epoch_in_progress import EpochInProgress
 from torchtally.accounting.ledger.open_epochs import Open
 from torchtally.accounting.ledger.optimizer_gradients import Named
+from torchtally.checkpoints.objects import local
 
 
 class Beside:
@@ -18,14 +19,15 @@ class Beside:
 
     Attributes:
         at: The epoch of the batch that the loop is at.
-        outside: Whether an optimizer that trains batches has stepped without any, outside the loops.
+        outside: Whether an optimizer that trains batches has stepped with gradients from outside the loops.
     """
 
     def __init__(self, epochs: Open) -> None:
         self._open = epochs
         self.at: EpochInProgress | None = None
         self._hooks: list[RemovableHandle] = []
-        self._foreign: dict[Named, EpochInProgress] = {}  # evaluations with backward passes to its parameters
+        # By optimizer whose parameters have other gradients: of which evaluation, or None for those from outside.
+        self._foreign: dict[Named, EpochInProgress | None] = {}
         self.outside = False
 
     def enter(self, epoch: EpochInProgress | None, optimizers: Iterable[Named] = ()) -> None:
@@ -46,6 +48,14 @@ class Beside:
             leaves = (each for each in named.parameters if each.is_leaf and each.requires_grad)
             self._hooks += [each.register_post_accumulate_grad_hook(note) for each in leaves]
 
+    def arrive(self, epoch: EpochInProgress, optimizers: Iterable[Named]) -> None:
+        """The loop receives a batch of an epoch. Gradients that are there as it comes from outside are of no batch."""
+        for named in optimizers if self.at is None else ():
+            known = named in self._foreign or named.held or named.used
+            if not known and any(bool(local(grad).any()) for grad in named.gradients):
+                self._foreign[named] = None
+        self.enter(epoch, optimizers)
+
     def leave(self, epoch: EpochInProgress) -> None:
         """The loop has left an epoch."""
         if epoch is self.at:
@@ -60,6 +70,7 @@ class Beside:
         """An optimizer steps with what is there, perhaps `alone`, without gradients of batches."""
         self.look()
         epoch = self._foreign.get(named)
+        self.outside |= named in self._foreign and not epoch
         if not epoch and alone and (named.models or (self.at and not self.at.trains)):
             evaluation = None if self._open.pending else self._open.evaluation
             if (evaluation or not self.at) and not named.are_zero:

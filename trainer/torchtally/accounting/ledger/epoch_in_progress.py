@@ -49,6 +49,7 @@ class EpochInProgress:
         self.given: dict[int, Tensor] = {}  # the indices that the loop has, by step, of those that it took with these
         self._skipped: set[int] = set()  # steps of these, by the program
         self.weighed = False  # whether the steps of named optimizers count its batches
+        self.first: int | None = None  # the number, among the steps of optimizers, of the first one with its gradients
         self.stopped = False  # by the program, before the last step
         self.begun_again = False  # as another one, after a look at its first batches
         self.abandoned = False  # at a batch, by the program

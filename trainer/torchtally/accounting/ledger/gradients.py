@@ -5,10 +5,10 @@ batch whose gradients are cleared is dropped by the program at the next step, un
 before, or the program says that it has put them back.
 """
 
-import functools
 import weakref
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
+from functools import partial, wraps
 from itertools import count
 from typing import Any
 
@@ -28,6 +28,7 @@ from torchtally.distributed import waiting
 from torchtally.errors import Refused
 
 CLEARED = "its gradients were cleared before a step"
+FAILED = "its backward pass ended by an error"
 NOTHING = "its loss had a gradient of 0"
 AGAIN = (
     "an optimizer has stepped with the gradients of batches that count already, so it has trained them again: call "
@@ -37,8 +38,12 @@ SKIPPED = (
     "an optimizer has stepped with the gradients of a batch that counts as dropped: call skip(reason) before the "
     "backward pass, or optimizer.zero_grad() after it"
 )
+TORN = (
+    "an optimizer has stepped with gradients of {}, whose backward pass ended by an error, so they are there in part: "
+    "call optimizer.zero_grad() after the error"
+)
 REPEATED = "batches of {} were trained by several steps"
-OUTSIDE = "an optimizer has stepped outside the loops, with gradients of no batch"
+OUTSIDE = "an optimizer has stepped with gradients of no batch, from outside the loops"
 ANEW = "from a batch of {} on, no step has trained the parameters of those before"
 Trained = dict[int, "weakref.ref[Tensor]"]
 _FACTORS = {"MulBackward0", "DivBackward0", "WhereBackward0", "NanToNumBackward0"}
@@ -67,13 +72,13 @@ class Gradients:
         self._cleared: dict[Handed, str] = {}  # dropped at the next step, and why
         self._hooks: dict[Named, tuple[Any, Any]] = {}
         self._numbers = count(1)
-        self._ended: defaultdict[str, int] = defaultdict(int)  # by phase: `counts` at the end of its last epoch
+        self._ended: defaultdict[str, int] = defaultdict(int)  # by phase: `counts` before the first step of its next epoch
         self._models: dict[int, int] = {}  # of what is trained, by `id()`: numbers
         self._stepped: defaultdict[str, set[int]] = defaultdict(set)  # by phase: models that its batches have trained
         self._left: dict[str, set[int]] = {}  # by phase: those that were trained before another one took their place
         self._repeated: set[str] = set()  # phases of batches that an optimizer has stepped with again
         self._pass = -1  # the number of the last backward pass
-        self._passing: list[Handed] = []  # of the backward pass in progress
+        self._passing: dict[Handed, int] = {}  # of backward passes in progress: their numbers
         self._reads = 0  # of gradients of losses on a GPU
         self._wrong: str | None = None  # what a step has done
         self.beyond: str | None = None  # why a batch that was handed out cannot have a loss
@@ -107,14 +112,15 @@ class Gradients:
         # On the instance, as schedulers wrap step(): a cleared gradient of zeros cannot be told from a computed one.
         zero_grad = vars(optimizer).get("zero_grad")
 
-        @functools.wraps(type(optimizer).zero_grad)
+        @wraps(type(optimizer).zero_grad)
         def noted(*arguments: Any, **options: Any) -> None:
+            self._tear()
             self._find_by_hand(named)
             if zero_grad:
                 zero_grad(*arguments, **options)
             elif own := named.reference():
                 type(own).zero_grad(own, *arguments, **options)
-            named.sought = {}
+            named.sought, named.torn = {}, None
             self.beside.look()
             waiting = [each for each in named.held if not each.counted]
             self._clear(named)
@@ -150,9 +156,10 @@ class Gradients:
         """Whether a batch of an epoch has a loss."""
         return any(each.weighed and each.epoch is epoch for each in self._out)
 
-    def enter(self, epoch: EpochInProgress) -> None:
-        """Take note that the loop is at a batch of an epoch."""
-        self.beside.enter(epoch, self._named)
+    def arrive(self, epoch: EpochInProgress) -> None:
+        """Take note that the loop receives a batch of an epoch."""
+        self._tear()
+        self.beside.arrive(epoch, self._named)
 
     def leave(self, batch: Handed) -> None:
         """Take note that the loop has left an epoch at this batch, perhaps after a look at it."""
@@ -178,8 +185,9 @@ class Gradients:
                 "mean loss of each, weigh(loss, batch), and add them up; or pass "
                 "normalized=True where the loop normalizes it over all ranks"
             )
+        self._tear()
         self._last = batches
-        self.enter(batches[-1].epoch)
+        self.beside.enter(batches[-1].epoch, self._named)
         for each in batches:
             each.weighed = True
         (share,) = shares
@@ -219,6 +227,7 @@ class Gradients:
             self._cleared.pop(batch, None)
             for optimizer in there:
                 optimizer.sought.pop(batch, None)
+                optimizer.unclear.pop(batch, None)
                 optimizer.held[batch] = None
 
     def skip(self, epoch: EpochInProgress, step: int, reason: str) -> None:
@@ -311,16 +320,17 @@ class Gradients:
         """A backward pass reaches the loss of these batches, perhaps after other losses that it adds up."""
         before, self._pass = self._pass, compat.backward_number()
         if self._pass != before:
-            self.enter(batches[-1].epoch)
+            self.beside.enter(batches[-1].epoch, self._named)
             for named in self._named:
                 if named.sought or named.held or named.used or named.ready:
                     self._look_back(named)
+                if named.torn and named.are_zero:
+                    named.torn = None
                 named.before = named.mark()
-            self._passing = []
             # After FSDP and DDP, which write to the gradients at the end of a pass.
-            waiting.end_pass(self._has_passed)
-        self._passing += batches
+            waiting.end_pass(partial(self._has_passed, self._pass))
         for each in batches:
+            self._passing[each] = self._pass
             self._cleared.pop(each, None)
             for named in self._named:
                 if each not in named.held:
@@ -352,30 +362,49 @@ class Gradients:
         named.ready = [each for each in named.ready if each in named.held]  # a closure has cleared the others
 
     def _find_by_hand(self, named: Named) -> None:
-        """Hold batches whose gradients the program has put there itself, perhaps in place of those of others."""
-        if named.put_by_hand():
-            if named.held:
-                self._clear(named)
-            named.find()
+        """Hold batches whose gradients the program has put there itself. Whether to those of others, `holds` tells."""
+        if not named.put_by_hand():
+            return
+        if named.unclear or any(not (each.counted or each.left_out) for each in named.held):
+            named.unclear |= named.held | dict.fromkeys(named.sought)
+            named.held, named.sought = {}, {}
+        elif named.held:
+            self._clear(named)
+        named.find()
 
-    def _has_passed(self) -> None:
+    def _has_passed(self, number: int) -> None:
         """The backward pass is over. What has reached one optimizer is not put into another's gradients by hand."""
         for named in self._named:
             named.after = named.mark()
             named.again |= named.used and named.after != named.before
             named.find(named.after)
-        for each in self._passing if len(self._named) > 1 else ():
-            if any(each in named.held for named in self._named):
+        for each in [each for each, of in self._passing.items() if of == number]:
+            del self._passing[each]
+            if len(self._named) > 1 and any(each in named.held for named in self._named):
                 for named in self._named:
                     named.sought.pop(each, None)
-        self._passing = []
+
+    def _tear(self) -> None:
+        """Outside of backward passes, drop the batches of one that ended by an error, and note what it has left."""
+        if not self._passing or compat.backward_number() != -1:
+            return
+        failed, self._passing = [*self._passing], {}
+        held = [each for each in failed if any(each in named.held for named in self._named)]
+        for named in self._named:
+            if named.mark() != named.before or not named.held.keys().isdisjoint(held):
+                named.torn = failed[0].place
+            named.sought = {each: before for each, before in named.sought.items() if each not in failed}
+        for each in failed:
+            if not (each.counted or each.left_out or each in held):
+                self._cleared.setdefault(each, FAILED)
 
     def end(self, phase: str) -> tuple[list[int], list[str]]:
         """What steps have left out in an epoch, which ends, or done beside what counts.
 
         That are the numbers of optimizers that had gradients and made no step, and sentences.
         """
-        began, self._ended[phase] = self._ended[phase], self.counts
+        after = next((each.first for each in self.open[phase] if each.first is not None), self.counts + 1)
+        began, self._ended[phase] = self._ended[phase], after - 1
         stepped = {id(each) for named in self._named if named.stepped > began for each in named.parameters}
         idle = [
             named.number
@@ -398,6 +427,9 @@ class Gradients:
 
     def _will_step(self, named: Named, optimizer: Optimizer) -> None:
         self.weights.will_step(optimizer, replicated=named.replicated, last=self.open.ends)
+        self._tear()
+        if named.torn and not named.are_zero:
+            self._wrong = TORN.format(named.torn)
         self.beside.step(named)
         if named.sought:
             named.find() if self._passing else self._find_by_hand(named)
@@ -406,7 +438,7 @@ class Gradients:
 
     def _has_stepped(self, named: Named, optimizer: Optimizer) -> None:
         ready = dict.fromkeys([*named.ready, *named.held])  # those of a closure come within the step
-        named.ready = []
+        named.ready, named.unclear = [], {}
         named.forget_unreached()  # what the step has not used is not put there later
         if left_out := _is_left_out(optimizer):
             ready = {}
@@ -425,6 +457,7 @@ class Gradients:
                 self._wrong = SKIPPED
             elif not each.counted:
                 each.counted = True
+                each.epoch.first = each.epoch.first or self.counts
                 each.epoch.decide(each.step)
             named.held.pop(each, None)
         # At a rate of 0, PyTorch's checkpoints let an optimizer make its state.
@@ -464,7 +497,7 @@ class Gradients:
 
     def _clear(self, named: Named) -> None:
         named.used = named.again = False
-        held, named.held = named.held, {}
+        held, named.held, named.unclear = named.held | named.unclear, {}, {}
         for each in held:
             elsewhere = any(each in other.held for other in self._named)
             if not (each.counted or each.left_out or elsewhere or each in self._cleared):

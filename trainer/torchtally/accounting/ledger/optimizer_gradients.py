@@ -28,6 +28,7 @@ class Named:
         number: Its number, from 1.
         replicated: Whether its parameters are to be equal on all ranks.
         held: Batches whose backward passes have reached its parameters, and whose gradients may be there.
+        unclear: Batches whose gradients the program has written itself, to those of others or in their place.
         sought: Batches of which that is not known, with the gradients before their backward pass.
     """
 
@@ -35,6 +36,7 @@ class Named:
     number: int
     replicated: bool = True
     held: dict[Handed, None] = field(default_factory=dict)
+    unclear: dict[Handed, None] = field(default_factory=dict)
     sought: dict[Handed, Mark] = field(default_factory=dict)
     before: Mark = ()  # the backward pass in progress
     after: Mark = ()  # the last backward pass
@@ -45,6 +47,7 @@ class Named:
     reads: int = 0  # of gradients that were there
     models: set[int] = field(default_factory=set)  # that it trains
     reached: set[str] = field(default_factory=set)  # phases of batches whose gradients it had in the epoch
+    torn: str | None = None  # the batch of a backward pass that an error has ended, whose gradients are there in part
     stepped: int = 0  # the number, among the steps of all, of its last one that has used the gradients of a batch
 
     @property

@@ -166,7 +166,7 @@ class Counting:
             if current.weighed:
                 self.gradients.hand_out(batch)
             if self.gradients.watches and self._is_loop:
-                self.gradients.enter(current)
+                self.gradients.arrive(current)
             self.phase = phase
             self._randomness = seed + batch.position
             if not seeded:
@@ -469,7 +469,7 @@ class Counting:
         proof = prove(current.tally, members.everyone, leads=members.leads, problem=problem, told=told, judge=judge)
         if current.weighed:
             self.gradients.weights.close(name)
-            if self._open[name]:  # the next epoch, which has begun before
+            if any(each.first is None for each in self._open[name][:1]):  # the next epoch, which has begun before
                 self.gradients.weights.begin(name)
         for caveat in self._guards.caveats[caveats:] if self._attempt.prints else ():
             log.warning(caveat)
