@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 import torch
-from accounts import in_turn, tallied, verified
+from accounts import in_turn, run, tallied, verified
 from loops import SIZE, N, Numbers, Times
 from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD
 
@@ -20,9 +21,9 @@ Program = Callable[["Run"], None]
 class Run:
     """What a program has: two models, each with its optimizer, and two loaders."""
 
-    def __init__(self, account: Account) -> None:
+    def __init__(self, account: Account, *, sharded: bool) -> None:
         self.account, self.times, self.other = account, Times(), nn.Linear(1, 1)
-        self.model = DistributedDataParallel(self.times)
+        self.model: nn.Module = fully_shard(self.times) if sharded else DistributedDataParallel(self.times)
         self.optimizer = SGD(self.model.parameters(), lr=torch.distributed.get_world_size())
         self.others = SGD(self.other.parameters(), lr=0.1)
         for each in (self.optimizer, self.others):
@@ -53,12 +54,12 @@ class Run:
                 self.model(batch)
 
 
-def ends(program: Program) -> tuple[list[int], Any]:
+def ends(program: Program, sharded: bool = False) -> tuple[list[int], Any]:
     with Account("t", plan={"train": EPOCHS, "test": EPOCHS}) as account:
-        run = Run(account)
+        run = Run(account, sharded=sharded)
         program(run)
     assert account.last_line
-    return run.times.times, account.last_line.get("caveats", [])
+    return [] if sharded else run.times.times, account.last_line.get("caveats", [])
 
 
 # An evaluation that trains.
@@ -296,14 +297,18 @@ def steps_before_the_first_epoch(run: Run) -> None:
 
 IN, WITH = (f"an optimizer has stepped {how} test epoch 1, whose loader" for how in ("in", "with gradients of"))
 TRAINED = [EPOCHS] * N
-WRONG: list[tuple[Program, str]] = [
-    (steps_while_batches_wait, IN),
-    (steps_once_while_batches_wait, WITH),
-    (steps_while_a_batch_is_fetched_ahead, IN),
-    (steps_within_an_accumulation, WITH),
-    (leaves_its_gradients_to_the_next_step, WITH),
-    (steps_with_an_iterator_that_stays_open, IN),
-    (steps_by_a_closure, IN),
+WRONG: list[tuple[Program, bool, str]] = [
+    (steps_while_batches_wait, False, IN),
+    (steps_while_batches_wait, True, IN),
+    (steps_once_while_batches_wait, False, WITH),
+    (steps_while_a_batch_is_fetched_ahead, False, IN),
+    (steps_within_an_accumulation, False, WITH),
+    (steps_within_an_accumulation, True, WITH),
+    (leaves_its_gradients_to_the_next_step, False, WITH),
+    (leaves_its_gradients_to_the_next_step, True, WITH),
+    (steps_with_an_iterator_that_stays_open, False, IN),
+    (steps_with_an_iterator_that_stays_open, True, IN),
+    (steps_by_a_closure, False, IN),
 ]
 RIGHT: list[Program] = [
     clears_by_the_optimizer,
@@ -331,11 +336,17 @@ SAID = "an optimizer has stepped with gradients of no batch, from outside the lo
 
 
 def test_an_evaluation_that_trains_is_refused_whatever_waits_for_a_step(subtests: pytest.Subtests) -> None:
-    for (program, said), found in zip(WRONG, in_turn(2, ((ends, program) for program, _ in WRONG)), strict=True):
-        with subtests.test(program.__name__):
+    started = in_turn(2, ((ends, program, sharded) for program, sharded, _ in WRONG))
+    for (program, sharded, said), found in zip(WRONG, started, strict=True):
+        with subtests.test(program.__name__, sharded=sharded):
             assert [each["code"] for each in found] == [2, 2], found[0]["err"]
             assert any(said in each["err"] for each in found), found[0]["err"]
             assert not [line for line in tallied(found[0]["out"]) if line["phase"] == "all"]
+
+
+def test_an_evaluation_of_a_sharded_model_that_clears_its_gradients_is_accepted() -> None:
+    for found in run(2, ends, clears_by_the_optimizer, True):
+        assert (found["code"], found["result"]) == (0, ([], [])), found["err"]
 
 
 def test_what_only_evaluates_and_other_models_are_accepted(subtests: pytest.Subtests) -> None:
