@@ -39,7 +39,7 @@ class Unchanged(Guard):
         return None
 
     def ends(self) -> str | None:
-        self.caveats = self._gradients.repeated  # also after the last epoch
+        self.caveats = self._gradients.turns.repeated  # also after the last epoch
         return None
 
 

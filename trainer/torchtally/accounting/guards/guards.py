@@ -61,7 +61,7 @@ class Guards:
     ) -> None:
         self._off = [*off]
         self.apart, self.loaded = Apart(members, gradients.weights), Loaded(members, gradients)
-        self.unfinished, self.changed = Unfinished(gradients, excused), Changed()
+        self.unfinished, self.changed = Unfinished(gradients.turns, excused), Changed()
         every: list[Guard] = [
             self.apart,
             Unchanged(gradients),

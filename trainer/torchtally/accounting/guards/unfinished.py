@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from torchtally.accounting.guards.guard import Guard
-from torchtally.accounting.ledger.gradients import Gradients, Trained
+from torchtally.accounting.ledger.turns import Trained, Turns
 
 _left: dict[str, Trained] = {}  # by run
 
@@ -13,12 +13,12 @@ class Unfinished(Guard):
 
     name = "unfinished"
 
-    def __init__(self, gradients: Gradients, excused: Callable[[], bool]) -> None:
-        self._gradients, self._excused = gradients, excused
+    def __init__(self, turns: Turns, excused: Callable[[], bool]) -> None:
+        self._turns, self._excused = turns, excused
         self._run: str | None = None  # the one that was left
 
     def problem(self) -> str | None:
-        trained = self._gradients.trained
+        trained = self._turns.trained
         if _left and self._run is None:
             self._run = next((run for run, left in _left.items() if _has_one(left, trained)), None)
         if self._run is None or self._excused():
@@ -33,7 +33,7 @@ class Unfinished(Guard):
 
     def leave(self, run: str) -> None:
         """The run ends before its plan."""
-        _left[run] = self._gradients.trained
+        _left[run] = self._turns.trained
 
 
 def _has_one(left: Trained, trained: Trained) -> bool:

@@ -6,7 +6,6 @@ before, or the program says that it has put them back.
 """
 
 import weakref
-from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from functools import partial, wraps
 from itertools import count
@@ -20,10 +19,11 @@ from torchtally import compat
 from torchtally.accounting.ledger.batch_in_flight import Handed
 from torchtally.accounting.ledger.beside import Beside
 from torchtally.accounting.ledger.epoch_in_progress import EpochInProgress
+from torchtally.accounting.ledger.handed_out import HandedOut
 from torchtally.accounting.ledger.open_epochs import Open
 from torchtally.accounting.ledger.optimizer_gradients import READ, Named
+from torchtally.accounting.ledger.turns import Turns
 from torchtally.accounting.ledger.weights import Weights
-from torchtally.checkpoints.objects import tensors
 from torchtally.distributed import waiting
 from torchtally.errors import Refused
 
@@ -42,13 +42,9 @@ TORN = (
     "an optimizer has stepped with gradients of {}, whose backward pass ended by an error, so they are there in part: "
     "call optimizer.zero_grad() after the error"
 )
-REPEATED = "batches of {} were trained by several steps"
 OUTSIDE = "an optimizer has stepped with gradients of no batch, from outside the loops"
-ANEW = "from a batch of {} on, no step has trained the parameters of those before"
-Trained = dict[int, "weakref.ref[Tensor]"]
 _FACTORS = {"MulBackward0", "DivBackward0", "WhereBackward0", "NanToNumBackward0"}
 _NOT_COUNTED = "holds() must receive batches that do not count yet, as the loop has received them"
-_AS_RECEIVED = "weigh() must receive batches as the loop has received them, of an epoch in progress that trains"
 
 
 class Gradients:
@@ -58,33 +54,23 @@ class Gradients:
         open: The epochs in progress of each phase.
         weights: What steps leave.
         beside: What steps use beside batches.
-        trained: The parameters of optimizers that have stepped with the gradients of a batch, by `id()`: another object
-            once there are more.
+        handed: The batches that wait for a loss or a step.
+        turns: Which models they train.
     """
 
     def __init__(self) -> None:
         self.open, self.weights = Open(), Weights()
         self.beside = Beside(self.open)
-        self.trained: Trained = {}
+        self.handed, self.turns = HandedOut(), Turns()
         self._named: list[Named] = []
-        self._out: list[Handed] = []  # handed out, and neither counted nor dropped for good
-        self._last: tuple[Handed, ...] = ()  # of the last loss that was weighed
         self._cleared: dict[Handed, str] = {}  # dropped at the next step, and why
         self._hooks: dict[Named, tuple[Any, Any]] = {}
         self._numbers = count(1)
-        self._ended: defaultdict[str, int] = defaultdict(int)  # by phase: `counts` as its next epoch began
-        self._models: dict[int, int] = {}  # of what is trained, by `id()`: numbers
-        self._stepped: defaultdict[str, set[int]] = defaultdict(set)  # by phase: models that its batches have trained
-        self._left: dict[str, set[int]] = {}  # by phase: those that were trained before another one took their place
-        self._repeated: set[str] = set()  # phases of batches that an optimizer has stepped with again
         self._pass = -1  # the number of the last backward pass
         self._passing: dict[Handed, int] = {}  # of backward passes in progress: their numbers
         self._reads = 0  # of gradients of losses on a GPU
         self._wrong: str | None = None  # what a step has done
-        self.beyond: str | None = None  # why a batch that was handed out cannot have a loss
-        self.looked = False  # whether the program has left that batch's epoch
         self.watches = False  # whether the program has named an optimizer, which it may have let go since
-        self.counts = 0  # steps that have counted a batch
         self.cleared = False  # whether a batch was dropped because its gradients were
 
     def name(self, optimizer: Optimizer, *, replicated: bool = True) -> None:
@@ -145,17 +131,6 @@ class Gradients:
         for each in gone:
             self._hooks.pop(each, None)
 
-    def hand_out(self, batch: Handed) -> None:
-        """Take note of a batch that the loop receives."""
-        self._out = [each for each in self._out if not (each.counted or each.left_out)]
-        self._out.append(batch)
-        if self.looked:
-            self.beyond, self.looked = None, False
-
-    def has_loss(self, epoch: EpochInProgress) -> bool:
-        """Whether a batch of an epoch has a loss."""
-        return any(each.weighed and each.epoch is epoch for each in self._out)
-
     def arrive(self, epoch: EpochInProgress) -> None:
         """Take note that the loop receives a batch of an epoch."""
         self._tear()
@@ -166,10 +141,6 @@ class Gradients:
         batch.left = not batch.weighed
         self.beside.leave(batch.epoch)
 
-    def forget(self, epoch: EpochInProgress) -> None:
-        """Let go of the batches of an epoch, which has not begun yet after all."""
-        self._out = [each for each in self._out if each.epoch is not epoch]
-
     def weigh(self, loss: Tensor, named: Collection[Any], *, normalized: bool) -> Tensor:
         """Tie a loss to its batches: `Account.weigh`. Raises Refused if it is not clear which these are."""
         self._check()
@@ -177,7 +148,7 @@ class Gradients:
             raise Refused(f"weigh() takes a loss as a tensor, before its backward pass, not a {type(loss).__name__}")
         if not self.watches:
             raise Refused("weigh() needs account.optimizer(optimizer) before the first batch, with each one that steps")
-        batches = tuple(map(self._find, named)) if named else self._unnamed()
+        batches = self.handed.of_loss(named, self.beside.at)
         shares = {1.0 if normalized and each.share else each.share for each in batches}
         if len(shares) > 1:
             raise Refused(
@@ -186,7 +157,7 @@ class Gradients:
                 "normalized=True where the loop normalizes it over all ranks"
             )
         self._tear()
-        self._last = batches
+        self.handed.last = batches
         self.beside.enter(batches[-1].epoch, self._named)
         for each in batches:
             each.weighed = True
@@ -213,7 +184,7 @@ class Gradients:
         """Take the gradients of these batches for those that are there: `Account.holds`. Raises Refused."""
         there = [each for each in self._named if each.gradients]
         for each in named:
-            batch = self._find(each, _NOT_COUNTED)
+            batch = self.handed.find(each, _NOT_COUNTED)
             if batch.counted:
                 raise Refused(f"{batch.place}: {_NOT_COUNTED}")
             if batch.left_out or not batch.weighed:
@@ -233,8 +204,7 @@ class Gradients:
     def skip(self, epoch: EpochInProgress, step: int, reason: str) -> None:
         """Drop a batch that the program leaves out of the weights: no step may use its gradients."""
         epoch.skip(step, reason)
-        for each in self._out:
-            each.left_out |= each.epoch is epoch and each.step == step
+        self.handed.skip(epoch, step)
         self._cleared = {each: why for each, why in self._cleared.items() if not each.left_out}
         for named in self._named:
             named.sought = {each: before for each, before in named.sought.items() if not each.left_out}
@@ -267,54 +237,6 @@ class Gradients:
             each.epoch.skip(each.step, why)
             self.cleared = True
         self._cleared = {}
-
-    def _find(self, named: Any, wanted: str = _AS_RECEIVED) -> Handed:
-        for each in reversed(self._out):
-            if each.is_as(named):
-                return each
-        equal = [(each, places) for each in self._out if not each.left_out and (places := each.places_of(named))]
-        if not equal:
-            raise Refused(self.beyond or wanted)
-        # A prefetcher hands out in order what it has copied, so of equal ones the first is meant that has no loss, or
-        # none that names it by this tensor: a second loss must not be taken for one of the next batch.
-        free = (pair for pair in equal if not pair[0].weighed or (pair[0].named and not pair[0].named & pair[1]))
-        found, places = next(free, equal[-1])
-        found.copies, found.named = (*found.copies, *tensors(named)), found.named | places
-        return found
-
-    def _unnamed(self) -> tuple[Handed, ...]:
-        """The batch of a loss, if that is clear: the only one of its phase without one, or those of the last loss."""
-        waiting = [each for each in self._out if not (each.weighed or each.left_out)]
-        if self.beyond:
-            raise Refused(_passed_over(waiting) if waiting else self.beyond)
-        if len(waiting) > 1:
-            waiting = [each for each in waiting if not each.left] or waiting
-        if not waiting and self._last:
-            if (last := self.beside.at) and not last.trains and last.handed > last.counted:
-                raise Refused(
-                    f"{last.where(last.handed)}: the losses of a phase that weigh() receives need a loader with "
-                    "trains=True; name the batch of one that is trained beside it: weigh(loss, batch)"
-                )
-            return self._last
-        if not waiting:
-            raise Refused(
-                "weigh() must come after the loop has received a batch of a phase that trains: iterate over what "
-                "account.loader() or account.batches() has returned, and not over another DataLoader"
-            )
-        if len(waiting) == 1:
-            return (waiting[0],)
-        waiting = [each for each in waiting if each.share] or waiting[-1:]
-        for each in waiting:
-            own = [other for other in waiting if other.epoch.phase == each.epoch.phase]
-            if passed := [other for other in own if other.epoch != own[-1].epoch]:
-                raise Refused(_passed_over(passed))
-            if len(own) > 1:
-                raise Refused(
-                    f"{waiting[-1].place}: weigh() must name the batches of this loss, as {len(waiting)} were handed "
-                    "out and have no loss: weigh(loss, batch) with what the loop has received, and skip(reason) before "
-                    "`continue` for one that is left out"
-                )
-        return tuple(waiting)
 
     def _passes(self, batches: Sequence[Handed]) -> None:
         """A backward pass reaches the loss of these batches, perhaps after other losses that it adds up."""
@@ -399,26 +321,8 @@ class Gradients:
                 self._cleared.setdefault(each, FAILED)
 
     def end(self, phase: str) -> tuple[list[int], list[str]]:
-        """What steps have left out in an epoch, which ends, or done beside what counts.
-
-        That are the numbers of optimizers that had gradients and made no step, and sentences.
-        """
-        after = next((each.first for each in self.open[phase] if each.first is not None), self.counts + 1)
-        began, self._ended[phase] = self._ended[phase], after - 1
-        stepped = {id(each) for named in self._named if named.stepped > began for each in named.parameters}
-        idle = [
-            named.number
-            for named in self._named
-            if phase in named.reached and not any(id(each) in stepped for each in named.parameters)
-        ]
-        for named in self._named:
-            named.reached.discard(phase)
-        return idle, self.repeated + [ANEW.format(phase)] * bool(self._left.get(phase))
-
-    @property
-    def repeated(self) -> list[str]:
-        """Sentences on the phases of batches that an optimizer has stepped with again."""
-        return [REPEATED.format(each) for each in sorted(self._repeated)]
+        """What steps have left out in an epoch, which ends: `Turns.end`."""
+        return self.turns.end(phase, self._named, self.open[phase])
 
     @property
     def optimizers(self) -> list[Optimizer]:
@@ -443,21 +347,15 @@ class Gradients:
         if left_out := _is_left_out(optimizer):
             ready = {}
         if ready:
-            self.counts += 1
-            named.stepped, named.used = self.counts, True
-            named.models = named.models or self._models_of(named)
+            self.turns.step(named, ready)
+            named.used = True
             if named.again:
                 self._wrong = AGAIN
         for each in ready:
-            self._take_turns(named, each)
-            if named.number in each.users:
-                self._repeated.add(each.epoch.phase)
-            each.users |= {named.number}
             if each.left_out:
                 self._wrong = SKIPPED
             elif not each.counted:
                 each.counted = True
-                each.epoch.first = each.epoch.first or self.counts
                 each.epoch.decide(each.step)
             named.held.pop(each, None)
         # At a rate of 0, PyTorch's checkpoints let an optimizer make its state.
@@ -469,26 +367,6 @@ class Gradients:
             self._drop()
         self.beside.step(named, alone=alone)
         self.weights.has_stepped(optimizer, {each.epoch.phase for each in ready})
-
-    def _models_of(self, named: Named) -> set[int]:
-        """The models that an optimizer trains, from its first step on: one of its own, or those that others have."""
-        own = {id(each): each for each in named.parameters}
-        known = [at for at, each in own.items() if at in self.trained and self.trained[at]() is each]
-        models = {self._models[at] for at in known} or {named.number}
-        if added := own.keys() - known:
-            self.trained = self.trained | {at: weakref.ref(own[at]) for at in added}
-            self._models.update(dict.fromkeys(added, min(models)))
-        return models
-
-    def _take_turns(self, named: Named, batch: Handed) -> None:
-        """Take note of the first batch that trains another model alone, and of one that trains one before it again."""
-        phase = batch.epoch.phase
-        stepped, left = self._stepped[phase], self._left.get(phase, set())
-        if named.models & left:
-            self._left[phase] = set()
-        elif not (named.models & stepped or batch.users):
-            self._left[phase] = {*stepped}
-        stepped |= named.models
 
     def _look(self, named: Named) -> None:
         """Let go of batches whose gradients something else than the optimizer has cleared."""
@@ -517,14 +395,6 @@ def _last_factor(loss: Tensor) -> Node | None:
 
 def _is_tensor(gradient: object) -> bool:
     return isinstance(gradient, Tensor)
-
-
-def _passed_over(batches: list[Handed]) -> str:
-    return (
-        f"{batches[0].epoch.name}: batches have no loss, and a later epoch has begun: skip(reason) before `continue` "
-        "is for one that is left out, a loader with trains=False for a pass that trains nothing, and weigh(loss, "
-        "batch) for a loop that fetches ahead"
-    )
 
 
 def _is_left_out(optimizer: Optimizer) -> bool:

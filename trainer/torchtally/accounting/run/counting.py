@@ -76,7 +76,7 @@ class Counting:
         self.asked = Asked()
         self.phase = next(iter(progress.given), "")
         self._counts = 0  # steps of named optimizers that are taken note of
-        self._trained = gradients.trained  # what was looked at between two steps
+        self._trained = gradients.turns.trained  # what was looked at between two steps
         self._proved = 0  # epochs of this attempt
         self._randomness = 0  # the seed of the last batch, to be mixed
         self.final = Final(attempt.tell)
@@ -101,13 +101,13 @@ class Counting:
 
     def _beyond(self, phase: str, epoch: int, batches: Iterable[Any], why: str) -> Iterator[Taken]:
         """Yield batches of an epoch that the plan does not have, which a loop that fetches ahead does not train."""
-        self.gradients.beyond, self.gradients.looked = why, False
+        self.gradients.handed.beyond, self.gradients.handed.looked = why, False
         self._phases.samplers[phase].set_epoch(epoch)
         try:
             for taken in batches:
                 yield taken if isinstance(taken, Taken) else checked(taken, batches, f"{phase} epoch {epoch}")
         finally:
-            self.gradients.looked = True
+            self.gradients.handed.looked = True
 
     def _batches(self, phase: str, epoch: int, batches: Iterable[Any]) -> Iterator[Handed]:
         """Yield the batches of one epoch, once those before it are settled."""
@@ -164,7 +164,7 @@ class Counting:
             known = taken if isinstance(taken, Taken) else checked(taken, batches, current.where(current.handed + 1))
             batch = current.hand_out(known)
             if current.weighed:
-                self.gradients.hand_out(batch)
+                self.gradients.handed.add(batch)
             if self.gradients.watches and self._is_loop:
                 self.gradients.arrive(current)
             self.phase = phase
@@ -243,7 +243,7 @@ class Counting:
         """Let go of an epoch of which the program has looked at the first batches alone."""
         current.begun_again = True
         self._open[current.phase].remove(current)
-        self.gradients.forget(current)
+        self.gradients.handed.forget(current)
 
     def after_step(self) -> None:
         """Drop what a library's step has left out, and catch up: `Account.after_step`. A call of all ranks."""
@@ -259,11 +259,11 @@ class Counting:
         """Take note of what optimizers have stepped since the last call. Not a call of all ranks."""
         if self.gradients.beside.outside:
             self._guards.say([OUTSIDE])
-        if self._counts == self.gradients.counts or threading.current_thread() is not self.committer[0]:
+        if self._counts == self.gradients.turns.counts or threading.current_thread() is not self.committer[0]:
             return
-        self._counts = self.gradients.counts
-        if self._trained is not self.gradients.trained:
-            self._trained = self.gradients.trained
+        self._counts = self.gradients.turns.counts
+        if self._trained is not self.gradients.turns.trained:
+            self._trained = self.gradients.turns.trained
             if wrong := self._guards.problem():
                 raise Refused(wrong)
         self._after_step()
@@ -358,7 +358,7 @@ class Counting:
         self._progress.stopped = reason
         for current in self._open.all:
             if current.trains and current.handed > current.counted:
-                self._left_over, self._counts_at_stop = current.name, self.gradients.counts
+                self._left_over, self._counts_at_stop = current.name, self.gradients.turns.counts
             if not current.complete:
                 current.stop()
             if current.trains and current.position.consumed:
@@ -375,7 +375,7 @@ class Counting:
         self._note_steps()
         epochs = self._open[phase]
         if epochs and (last := epochs[-1]).weighed:
-            again = not ends and last.untouched and not self.gradients.has_loss(last)
+            again = not ends and last.untouched and not self.gradients.handed.has_loss(last)
             overdue = len(epochs) if ends or not last.ended else epochs.overdue
             self._prove_decided(phase, overdue=overdue, again=again, ends=ends)
         else:
@@ -394,7 +394,7 @@ class Counting:
             self.settle(phase, ends=True)
         if self.checkpoints:
             self.checkpoints.finish()
-        if self._left_over and self.gradients.counts > self._counts_at_stop:
+        if self._left_over and self.gradients.turns.counts > self._counts_at_stop:
             raise Unproven(
                 f"the run is not proved: after stop(), an optimizer has stepped with a batch of {self._left_over} that "
                 "was handed out and does not count: call stop() after optimizer.step(), and train no more"
