@@ -69,6 +69,7 @@ def test_a_run_that_is_interrupted_is_recorded_as_such(
 ) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setitem(Recorder.patience, status, 300.0)
+    monkeypatch.setattr(wandb_run, "_SECONDS", 300.0)
     place = {"attempt": 1, "pod": "p", "plan": {"train": 3}, "rank": 0, "world": 4, "seed": 0}
     record = Recorder(wandb_run.WandbRun("tests", Run(run="aaa", task="toy", data="", **place), {}, tmp_path))
     record.metrics(7, train_loss=1.0)
