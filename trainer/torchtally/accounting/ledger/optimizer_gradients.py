@@ -48,6 +48,7 @@ class Named:
     models: set[int] = field(default_factory=set)  # that it trains
     reached: set[str] = field(default_factory=set)  # phases of batches whose gradients it had in the epoch
     torn: str | None = None  # the batch of a backward pass that an error has ended, whose gradients are there in part
+    stepping: tuple[Tensor, Mark] | None = None  # while it steps: the first parameter that it trains, as it was before
     stepped: int = 0  # the number, among the steps of all, of its last one that has used the gradients of a batch
 
     @property
