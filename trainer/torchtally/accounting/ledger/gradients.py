@@ -23,7 +23,7 @@ from torchtally.accounting.ledger.epoch_in_progress import EpochInProgress
 from torchtally.accounting.ledger.open_epochs import Open
 from torchtally.accounting.ledger.optimizer_gradients import READ, Named
 from torchtally.accounting.ledger.weights import Weights
-from torchtally.checkpoints.objects import tensors
+from torchtally.checkpoints.objects import parameters_of, tensors
 from torchtally.distributed import waiting
 from torchtally.errors import Refused
 
@@ -446,7 +446,7 @@ class Gradients:
     def _will_step(self, named: Named, optimizer: Optimizer) -> None:
         self.weights.will_step(optimizer, replicated=named.replicated, last=self.open.ends)
         self._tear()
-        self._begin_step(named, next((each for each in named.parameters if each.requires_grad), None))
+        self._begin_step(named, next((each for each in parameters_of(optimizer) if each.requires_grad), None))
         if named.torn and not named.are_zero:
             self._wrong = TORN.format(named.torn)
         self.beside.step(named)
