@@ -250,6 +250,21 @@ def leaves_gradients_between_epochs(run: Run) -> None:
     run.optimizer.zero_grad()
 
 
+def leaves_gradients_between_epochs_fetched_ahead(run: Run) -> None:
+    for _ in range(EPOCHS):
+        batches = iter(run.loader)
+        batch = next(batches, None)
+        while batch is not None:
+            ahead = next(batches, None)
+            run.backward(batch)
+            run.step()
+            batch = ahead
+        run.own_backward()
+    run.optimizer.zero_grad()
+    for _ in range(EPOCHS):
+        run.evaluate()
+
+
 def leaves_those_of_a_dry_run(run: Run) -> None:
     """A pass before the training, to see what memory it takes."""
     run.own_backward()
@@ -329,6 +344,7 @@ OUTSIDE: list[Program] = [
     steps_after_the_last_epoch,
     steps_between_two_epochs,
     leaves_gradients_between_epochs,
+    leaves_gradients_between_epochs_fetched_ahead,
     leaves_those_of_a_dry_run,
     leaves_those_of_a_look_at_a_batch,
 ]

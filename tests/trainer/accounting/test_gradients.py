@@ -182,35 +182,6 @@ def adds_gradients_itself(
             batches.clear()
 
 
-def fails_within_a_backward_pass(
-    account: Account, loader: Iterable[Tensor], model: Times, optimizer: Any, clears: str = "optimizer"
-) -> None:
-    """An error, as of no memory, ends the pass of batch 2 after the gradients of one parameter of two."""
-    other = Times()
-    optimizer.add_param_group({"params": [other.rows]})
-
-    def fail(_: Tensor) -> None:
-        raise MemoryError
-
-    for number, batch in enumerate(loader):
-        last = other.rows * 1
-        if number == 2:
-            last.register_hook(fail)
-        loss = account.weigh(model(batch) - last[batch].sum())
-        if clears == "hand":
-            for group in optimizer.param_groups:
-                group["params"][0].grad = None
-        try:
-            loss.backward()
-        except MemoryError:
-            if clears == "optimizer":
-                optimizer.zero_grad()
-            continue
-        optimizer.step()
-        if clears != "hand":
-            optimizer.zero_grad()
-
-
 def has_losses_of_zero(account: Account, loader: Iterable[Tensor], model: Times, optimizer: Any) -> None:
     """The gradient of every second batch is zero, as that of a hinge loss can be."""
     previous = torch.zeros(0, dtype=torch.int64)
@@ -397,6 +368,11 @@ def clears_too_early(
         account.weigh(model(batch)).backward()
         if number % 2:
             optimizer.step()
+
+
+def clears_the_remainder(account: Account, loader: Iterable[Tensor], model: Times, optimizer: Any) -> None:
+    accumulates(account, loader, model, optimizer, remainder=False)
+    model.zero_grad()
 
 
 def leaves_a_batch_out(account: Account, loader: Iterable[Tensor], model: Times, optimizer: Any) -> None:
@@ -670,12 +646,11 @@ DROPPED: list[tuple[Loop, int]] = [
     (functools.partial(overflows, at=5, clears="before"), 4),  # those of the last batch are there when the epoch ends
     (functools.partial(overflows, every=2, clears="in place"), 16),
     (clears_too_early, 24),
+    (clears_the_remainder, 12),
     (multiplies_by_zero, 24),
     (functools.partial(multiplies_by_zero, before=True), 24),
     (trains_the_worst_of_two, 24),
     (functools.partial(clears_too_early, in_place=True), 24),
-    (fails_within_a_backward_pass, 8),
-    (functools.partial(fails_within_a_backward_pass, clears="hand"), 8),
     (skips_after_the_backward_pass, 2 * SIZE),
 ]
 LOST: list[tuple[Loop | Callable[[], None], int]] = [
@@ -704,11 +679,6 @@ REFUSED: list[tuple[Callable[..., Any], int, str]] = [
     (holds_what_has_no_loss, 2, "step 1 of 6: holds() must receive a batch with a loss; this one has no loss"),
     (holds_what_is_dropped, 2, "this one is dropped"),
     (holds_nothing, 2, "holds() must come once its gradients are there, and none are"),
-    (
-        functools.partial(fails_within_a_backward_pass, clears=""),
-        2,
-        "gradients of train epoch 1, step 3 of 6, whose backward pass ended by an error, so they are there in part",
-    ),
     (trains_on_a_skipped_batch, 2, "an optimizer has stepped with the gradients of a batch that counts as dropped"),
     (leaves_the_epoch, 3, "the loop left the epoch in step 4 of 6"),
     (names_no_batch, 2, "weigh() must name the batches of this loss"),

@@ -201,6 +201,18 @@ class TrainsTheLastBatchAgain(TrainsABatchAgain):
         super().after_step(EPOCHS, 2)
 
 
+class HasAHeadInTwoOptimizers(Training):
+    """Each step of one is followed by one of the other, with the same gradients."""
+
+    def name(self, account: Account) -> None:
+        super().name(account)
+        self.head = torch.optim.AdamW(self.model[2].parameters(), lr=0.01)
+        account.optimizer(self.head)
+
+    def before_step(self, epoch: int, step: int) -> None:
+        self.head.step()
+
+
 NOTHING = ["no parameter changed in train epoch 2"]
 SAID: dict[type[Training], list[str] | None] = {
     LearnsNothingInTheSecond: NOTHING,
@@ -212,6 +224,7 @@ SAID: dict[type[Training], list[str] | None] = {
     BeginsAgainInTheSecond: ["from a batch of train on, no step has trained the parameters of those before"],
     BeginsAgainInTheMiddle: ["from a batch of train on, no step has trained the parameters of those before"],
     TrainsABatchAgain: ["batches of train were trained by several steps"],
+    HasAHeadInTwoOptimizers: ["batches of train were trained by several steps"],
 }
 
 

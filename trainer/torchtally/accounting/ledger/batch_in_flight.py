@@ -34,6 +34,7 @@ class Handed:
         counted: Whether it is in the weights.
         left_out: Whether the program has left it out for good.
         users: Numbers of the optimizers that have stepped with its gradients.
+        models: Numbers of the models that they train.
         copies: Copies of its tensors by which the loop has named it.
         named: Places of these tensors.
     """
@@ -52,6 +53,7 @@ class Handed:
     counted: bool = False
     left_out: bool = False
     users: frozenset[int] = frozenset()
+    models: frozenset[int] = frozenset()
     copies: tuple[Tensor, ...] = ()
     named: frozenset[int] = frozenset()
     _batch: Batch | None = None

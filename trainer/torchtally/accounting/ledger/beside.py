@@ -49,8 +49,11 @@ class Beside:
             self._hooks += [each.register_post_accumulate_grad_hook(note) for each in leaves]
 
     def arrive(self, epoch: EpochInProgress, optimizers: Iterable[Named]) -> None:
-        """The loop receives a batch of an epoch. Gradients that are there as it comes from outside are of no batch."""
-        for named in optimizers if self.at is None else ():
+        """The loop receives a batch of an epoch. Gradients that are there as it comes from outside are of no batch.
+
+        A loop that fetches ahead has left an epoch before it trains the last batch.
+        """
+        for named in optimizers if self.at is None or self.at.complete else ():
             known = named in self._foreign or named.held or named.used
             if not known and any(bool(local(grad).any()) for grad in named.gradients):
                 self._foreign[named] = None

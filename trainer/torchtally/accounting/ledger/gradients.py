@@ -42,6 +42,10 @@ TORN = (
     "an optimizer has stepped with gradients of {}, whose backward pass ended by an error, so they are there in part: "
     "call optimizer.zero_grad() after the error"
 )
+HALF = (
+    "an error ended a backward pass within which optimizers step, so batches are in a part of the weights: let the "
+    "error end the program, which then resumes from a checkpoint"
+)
 OUTSIDE = "an optimizer has stepped with gradients of no batch, from outside the loops"
 _FACTORS = {"MulBackward0", "DivBackward0", "WhereBackward0", "NanToNumBackward0"}
 _NOT_COUNTED = "holds() must receive batches that do not count yet, as the loop has received them"
@@ -66,8 +70,8 @@ class Gradients:
         self._cleared: dict[Handed, str] = {}  # dropped at the next step, and why
         self._hooks: dict[Named, tuple[Any, Any]] = {}
         self._numbers = count(1)
-        self._pass = -1  # the number of the last backward pass
-        self._passing: dict[Handed, int] = {}  # of backward passes in progress: their numbers
+        # Of each backward pass in progress, by its number: its batches, and whether they counted before.
+        self._passing: dict[int, dict[Handed, bool]] = {}
         self._reads = 0  # of gradients of losses on a GPU
         self._wrong: str | None = None  # what a step has done
         self.watches = False  # whether the program has named an optimizer, which it may have let go since
@@ -182,6 +186,7 @@ class Gradients:
 
     def hold(self, named: Collection[Any]) -> None:
         """Take the gradients of these batches for those that are there: `Account.holds`. Raises Refused."""
+        self._tear()
         there = [each for each in self._named if each.gradients]
         for each in named:
             batch = self.handed.find(each, _NOT_COUNTED)
@@ -200,9 +205,11 @@ class Gradients:
                 optimizer.sought.pop(batch, None)
                 optimizer.unclear.pop(batch, None)
                 optimizer.held[batch] = None
+                optimizer.torn = None
 
     def skip(self, epoch: EpochInProgress, step: int, reason: str) -> None:
         """Drop a batch that the program leaves out of the weights: no step may use its gradients."""
+        self._tear()
         epoch.skip(step, reason)
         self.handed.skip(epoch, step)
         self._cleared = {each: why for each, why in self._cleared.items() if not each.left_out}
@@ -220,8 +227,10 @@ class Gradients:
 
         Raises Refused if a step has trained batches again.
         """
+        self._tear()
         self._check()
         for named in self._named if ends else ():
+            self._look(named)
             if named.held and named.overflows():
                 self._clear(named)
         if overdue:
@@ -240,19 +249,18 @@ class Gradients:
 
     def _passes(self, batches: Sequence[Handed]) -> None:
         """A backward pass reaches the loss of these batches, perhaps after other losses that it adds up."""
-        before, self._pass = self._pass, compat.backward_number()
-        if self._pass != before:
+        number = compat.backward_number()
+        if number not in self._passing:
             self.beside.enter(batches[-1].epoch, self._named)
             for named in self._named:
-                if named.sought or named.held or named.used or named.ready:
+                if not self._passing:  # not within another pass, as that of a checkpoint of activations
                     self._look_back(named)
-                if named.torn and named.are_zero:
-                    named.torn = None
                 named.before = named.mark()
+            self._passing[number] = {}
             # After FSDP and DDP, which write to the gradients at the end of a pass.
-            waiting.end_pass(partial(self._has_passed, self._pass))
+            waiting.end_pass(partial(self._has_passed, number))
         for each in batches:
-            self._passing[each] = self._pass
+            self._passing[number].setdefault(each, each.counted)
             self._cleared.pop(each, None)
             for named in self._named:
                 if each not in named.held:
@@ -270,12 +278,17 @@ class Gradients:
     def _pass_nothing(self, batches: Iterable[Handed]) -> None:
         """A backward pass reaches the loss of these batches, and adds nothing to the gradients."""
         for each in batches:
-            there = each in self._passing or any(each in named.held for named in self._named)
+            passes = any(each in passing for passing in self._passing.values())
+            there = passes or any(each in named.held for named in self._named)
             if not (each.counted or each.left_out or there):
                 self._cleared.setdefault(each, NOTHING)
 
     def _look_back(self, named: Named) -> None:
         """Before a backward pass, find out what has become of the gradients of those before."""
+        if named.torn and named.are_zero:
+            named.torn = None
+        if not (named.sought or named.held or named.used or named.ready):
+            return
         self._find_by_hand(named)
         self._look(named)
         named.used = named.keeps_used()
@@ -300,23 +313,26 @@ class Gradients:
             named.after = named.mark()
             named.again |= named.used and named.after != named.before
             named.find(named.after)
-        for each in [each for each, of in self._passing.items() if of == number]:
-            del self._passing[each]
+        for each in self._passing.pop(number, ()):
             if len(self._named) > 1 and any(each in named.held for named in self._named):
                 for named in self._named:
                     named.sought.pop(each, None)
 
     def _tear(self) -> None:
-        """Outside of backward passes, drop the batches of one that ended by an error, and note what it has left."""
+        """Outside of backward passes, drop the batches of those that an error has ended, and note what these left."""
         if not self._passing or compat.backward_number() != -1:
             return
-        failed, self._passing = [*self._passing], {}
-        held = [each for each in failed if any(each in named.held for named in self._named)]
+        failed = [pair for batches in self._passing.values() for pair in batches.items()]
+        self._passing = {}
+        if any(each.counted and not counted for each, counted in failed):
+            self._wrong = HALF
+        held = [each for each, _ in failed if any(each in named.held for named in self._named)]
         for named in self._named:
-            if named.mark() != named.before or not named.held.keys().isdisjoint(held):
-                named.torn = failed[0].place
-            named.sought = {each: before for each, before in named.sought.items() if each not in failed}
-        for each in failed:
+            now = named.mark()
+            for each, _ in failed:
+                if named.sought.pop(each, now) != now or each in named.held:
+                    named.torn = each.place
+        for each, _ in failed:
             if not (each.counted or each.left_out or each in held):
                 self._cleared.setdefault(each, FAILED)
 
@@ -339,6 +355,7 @@ class Gradients:
             named.find() if self._passing else self._find_by_hand(named)
         self._look(named)
         named.ready = [*named.held]
+        self.turns.begin(named, named.ready)
 
     def _has_stepped(self, named: Named, optimizer: Optimizer) -> None:
         ready = dict.fromkeys([*named.ready, *named.held])  # those of a closure come within the step

@@ -33,6 +33,10 @@ class Turns:
         self._left: dict[str, set[int]] = {}  # by phase: those that were trained before another one took their place
         self._repeated: set[str] = set()  # phases of batches that an optimizer has stepped with again
 
+    def begin(self, named: Named, batches: Iterable[Handed]) -> None:
+        """An optimizer is about to step with the gradients of batches, perhaps after another one of its parameters."""
+        self._repeated |= {each.epoch.phase for each in batches if named.models & each.models}
+
     def step(self, named: Named, batches: Iterable[Handed]) -> None:
         """An optimizer has stepped with the gradients of batches."""
         self.counts += 1
@@ -43,6 +47,7 @@ class Turns:
             if named.number in each.users:
                 self._repeated.add(each.epoch.phase)
             each.users |= {named.number}
+            each.models |= named.models
             each.epoch.first = each.epoch.first or self.counts
 
     def end(self, phase: str, optimizers: list[Named], later: list[EpochInProgress]) -> tuple[list[int], list[str]]:
