@@ -72,7 +72,9 @@ class Gradients:
         self._cleared: dict[Handed, str] = {}  # dropped at the next step, and why
         self._hooks: dict[Named, tuple[Any, Any]] = {}
         self._numbers = count(1)
-        self._ended: defaultdict[str, int] = defaultdict(int)  # by phase: `counts` before the first step of its next epoch
+        self._ended: defaultdict[str, int] = defaultdict(
+            int
+        )  # by phase: `counts` before the first step of its next epoch
         self._models: dict[int, int] = {}  # of what is trained, by `id()`: numbers
         self._stepped: defaultdict[str, set[int]] = defaultdict(set)  # by phase: models that its batches have trained
         self._left: dict[str, set[int]] = {}  # by phase: those that were trained before another one took their place
