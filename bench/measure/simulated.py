@@ -109,7 +109,7 @@ def _line(job: SimulatedJob, epoch: int, consumed: Digest) -> dict[str, Any]:
         data=_DATA,
         expected=job.n,
         consumed=job.n,
-        digest=consumed.packed,
+        digest=str(consumed),
         lost=0,
         duplicated=0,
     ).printed()

@@ -7,7 +7,7 @@ from bruteforce import RUN
 
 from torchtally import events
 from torchtally.proof import digest
-from torchtally.proof.line import Rank
+from torchtally.proof.line import Rank, TallyLine
 from torchtally.proof.shards import Shard
 from torchtally.record.model import Snapshot
 from torchtally.record.record import Record
@@ -33,9 +33,9 @@ def _lines(pods: int, epoch: int, epochs: int) -> Lines:
     common = {"run": RUN, "attempt": 0, "task": "large", "phase": "train", "epoch": epoch, "plan": {"train": epochs}}
     common |= {"world": pods, "n": N, "start": 0, "batch": 32 * pods, "seed": 0, "contract": "exact"}
     common |= {"order": "feistel-1", "data": "sha256:0"}
-    lines = Lines(common, _own(pods, "all", 0))
+    lines = Lines(TallyLine(**common, **_own(pods, "all", 0)))
     for rank in range(pods):
-        lines.add(_own(pods, rank, 1 if epoch % 3 == 0 and rank % 2 else 0))
+        lines.add(TallyLine(**common, **_own(pods, rank, 1 if epoch % 3 == 0 and rank % 2 else 0)))
     return lines
 
 
@@ -52,14 +52,14 @@ def _own(pods: int, rank: Rank, wrong: int) -> dict[str, Any]:
     }
 
 
-_known: dict[int | str, bytes] = {}
+_known: dict[int | str, str] = {}
 
 
-def _digest(pods: int, rank: int | str) -> bytes:
+def _digest(pods: int, rank: int | str) -> str:
     if rank not in _known:
         shard = Shard(n=N, rank=0 if rank == "all" else rank, world=pods)
         parts = [*shard.everything] if rank == "all" else shard.progressions
-        _known[rank] = digest.of_progression(parts[0], digest.base(RUN)).packed
+        _known[rank] = str(digest.of_progression(parts[0], digest.base(RUN)))
     return _known[rank]
 
 

@@ -11,6 +11,7 @@ from bruteforce import Line
 from hypothesis import given
 from hypothesis import strategies as st
 from judged import read, verdict
+from msgspec.structs import replace
 
 from torchtally.proof import digest
 from torchtally.proof.line import TallyLine
@@ -22,32 +23,33 @@ RANKS = 5_000
 
 
 def plain(rank: int) -> dict[str, Any]:
-    random_words = random.Random(rank).randbytes(8 * digest.WORDS)
-    own = {"pod": f"demo-worker-{rank}", "rank": rank, "expected": 300, "consumed": 301, "digest": random_words}
+    draw = random.Random(rank)
+    words = digest.Digest(tuple(draw.randrange(digest.P) for _ in range(digest.WORDS)))
+    own = {"pod": f"demo-worker-{rank}", "rank": rank, "expected": 300, "consumed": 301, "digest": str(words)}
     return own | {"lost": 0, "duplicated": 0}
 
 
-def shared(**values: Any) -> dict[str, Any]:
+def filled(**values: Any) -> TallyLine:
+    """A line with these values, and others that ranks have in common."""
     known = json.loads(bruteforce.text(bruteforce.run(world=1, plan={"train": 1})[:1]).partition(" ")[2])
-    line = TallyLine.parse(known)
-    return {name: getattr(line, name) for name in known if name not in {"v", *plain(0)}} | values
+    return replace(TallyLine.parse(known), **values)
 
 
 def test_lines_take_little_memory_and_come_back_as_they_were() -> None:
     owns = [plain(rank) for rank in range(RANKS)]
-    owns[3] |= {"dropped": 1, "dropped_digest": digest.Digest((1,) * digest.WORDS).packed}
+    owns[3] |= {"dropped": 1, "dropped_digest": str(digest.Digest((1,) * digest.WORDS))}
     owns[4] |= {"lost": None, "duplicated": None}
     owns[5] |= {"lost": 1, "lost_indices": (2,)}
-    common = shared(world=RANKS)
+    all_lines = [filled(world=RANKS, **own) for own in owns]
     tracemalloc.start()
-    lines = Lines(common, owns[-1])
-    for own in reversed(owns[:-1]):
-        lines.add(own)
+    lines = Lines(all_lines[-1])
+    for line in reversed(all_lines[:-1]):
+        lines.add(line)
     held = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
     assert held < 220 * RANKS
     assert len(lines) == RANKS
-    assert all(lines.line(rank) == TallyLine(**common, **own) for rank, own in enumerate(owns))
+    assert [lines.line(rank) for rank in range(RANKS)] == all_lines
     assert lines.line(RANKS) is None and lines.line("all") is None
 
 
@@ -62,14 +64,14 @@ def shards(draw: st.DrawFn) -> Shard:
 
 @given(shards(), st.data())
 def test_only_lines_that_are_not_right_are_doubtful(shard: Shard, data: st.DataObject) -> None:
-    common = shared(n=shard.n, world=shard.world, contract=shard.contract, start=shard.start, end=shard.end)
+    common = {"n": shard.n, "world": shard.world, "contract": shard.contract, "start": shard.start, "end": shard.end}
     lines, right = [], set()
     for rank in data.draw(st.permutations(range(shard.world))):
         own = Shard(**{**vars(shard), "rank": rank})
         words = sum(
             (digest.of_progression(part, digest.base(bruteforce.RUN)) for part in own.progressions), digest.Digest()
         )
-        values = plain(rank) | {"expected": own.size, "consumed": own.size, "digest": words.packed}
+        values = plain(rank) | {"expected": own.size, "consumed": own.size, "digest": str(words)}
         match data.draw(st.sampled_from(["right", "right", "expected", "consumed", "digest", "lost"])):
             case "right":
                 right.add(rank)
@@ -77,13 +79,13 @@ def test_only_lines_that_are_not_right_are_doubtful(shard: Shard, data: st.DataO
                 at = data.draw(st.integers(0, digest.OF_POSITIONS - 1))
                 changed = [*words.words]
                 changed[at] = (changed[at] + 1) % digest.P
-                values["digest"] = digest.Digest(tuple(changed)).packed
+                values["digest"] = str(digest.Digest(tuple(changed)))
             case name:
                 values[name] += 1
-        lines.append(values)
-    groups = Lines(common, lines[0])
-    for values in lines[1:]:
-        groups.add(values)
+        lines.append(filled(**common, **values))
+    groups = Lines(lines[0])
+    for each in lines[1:]:
+        groups.add(each)
     assert [line.rank for line in expected.doubtful([groups])] == sorted({*range(shard.world)} - right)
     assert all(
         expected.is_right(line) == (line.rank in right) for rank in range(shard.world) if (line := groups.line(rank))

@@ -36,7 +36,7 @@ BAD_DIGESTS = [
     bruteforce.encoded([30] * 21),
     bruteforce.encoded([30] * 19 + [bruteforce.P]),
 ]
-HUGE = 1 << 63
+HUGE = (1 << 63) - 1
 
 
 def of(text: str, **options: Any) -> Verdict:
@@ -289,7 +289,7 @@ BAD: list[tuple[str, list[Any], str]] = [
     *((name, NO_TEXTS, "printable text") for name in ("run", "pod", "task", "data")),
     ("phase", ["val", ["train"]], "train"),
     ("plan", [[1], {"train": -1}, {"train": 10**9}], PLAN),
-    ("plan", [{"train": 1, "a\nb": 1}], "an object whose names are printable text"),
+    ("plan", [{"train": 1, "a\nb": 1}], f"{PLAN}, and the names are printable text"),
     ("rank", no_integers(0, 1), 'an integer from 0 to 1 (world is 2), or "all"'),
     ("contract", ["most"], "exact or padded or drop_last"),
     ("order", ["feistel-2"], "feistel-1 or sequential or drawn or locality-1 with its window, lanes and fingerprint"),
@@ -298,7 +298,7 @@ BAD: list[tuple[str, list[Any], str]] = [
     ("lost", [None], f'an integer from 0 to {HUGE}, or null where "duplicated" is null too'),
     ("duplicated", [None], f'an integer from 0 to {HUGE}, or null where "lost" is null too'),
     ("lost_indices", [[1]], "a list of at most 0 integers from 0 to 59"),
-    ("duplicated_indices", ["1"], f"a list of at most 0 integers from {-HUGE} to {HUGE - 1}"),
+    ("duplicated_indices", ["1"], f"a list of at most 0 integers from {-HUGE - 1} to {HUGE}"),
 ]
 
 

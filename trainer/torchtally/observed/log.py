@@ -24,6 +24,8 @@ class Lines:
     def add(self, text: str, where: str = "") -> bool:
         """Add what a line of a log holds. Returns whether it holds an observed line."""
         found = False
+        if PREFIX not in text:
+            return found
         for start in _START.finditer(text):
             found = True
             self.count += 1

@@ -12,8 +12,10 @@ lost in one epoch and duplicated in another does not cancel out.
 """
 
 import base64
+import binascii
 import hashlib
 import math
+import re
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -43,6 +45,9 @@ NAMES = (*(f"S_{k}" for k in range(POWERS)), "G", *(f"I_{k + 1}" for k in range(
 _BLOCK = 1 << 15  # indices at a time: an epoch may end after any number of them
 _FEW = 32  # progressions, for which Python's numbers are faster than arrays
 _PACKED = struct.Struct(f">{WORDS}Q")
+_TEXT = re.compile(r"[A-Za-z0-9_-]{213}[AQgw]")  # 20 * 64 bits in base64: the last 4 of 214 * 6 are 0
+_ONES = int.from_bytes(_PACKED.pack(*[1] * WORDS), "big")  # in each word
+_FROM_2_61 = 7 * _ONES << 61  # the bits of each word that no number below 2**61 has
 
 
 @dataclass(frozen=True)
@@ -80,12 +85,23 @@ def parse(text: str) -> Digest:
     return unpack(pack(text))
 
 
+@lru_cache(maxsize=8)  # a line's is packed where it is checked, and where it is held
 def pack(text: str) -> bytes:
     """The `packed` of the digest with this text. Raises ValueError as `parse` does."""
-    raw = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
-    if len(raw) != _PACKED.size or max(_PACKED.unpack(raw)) >= P or as_text(raw) != text:  # base64 has bits to spare
+    plain = text.replace("-", "+").replace("_", "/")
+    raw = binascii.a2b_base64(f"{plain}==") if _TEXT.fullmatch(text) else b""
+    words = int.from_bytes(raw, "big")
+    if not raw or (words | words + _ONES) & _FROM_2_61:
         raise ValueError(f"a digest has {WORDS} numbers below 2**61 - 1")
     return raw
+
+
+def is_one(text: str) -> bool:
+    """Whether it is the text of a digest."""
+    try:
+        return bool(pack(text))
+    except ValueError:
+        return False
 
 
 def unpack(raw: bytes) -> Digest:

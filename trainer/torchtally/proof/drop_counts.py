@@ -3,16 +3,22 @@
 The folded digest does not contain their sum, only Σ hᵉ · (number of epoch e). Both follow from the numbers.
 """
 
+from typing import Annotated
+
+from msgspec import Meta
+
 from torchtally.proof import digest
 from torchtally.proof.digest import Digest
-from torchtally.proof.integers import are_in
 from torchtally.proof.modular import P
-from torchtally.proof.rules import MANY, Values
+from torchtally.proof.rules import MANY
 from torchtally.proof.shards import Progression
 
-Runs = tuple[tuple[int, int], ...]  # from epoch 1 on: a number of epochs, and the dropped samples of each of them
-_RUN = range(1, MANY + 1), range(P)
+# From epoch 1 on: a number of epochs, and the dropped samples of each of them.
+Runs = tuple[tuple[Annotated[int, Meta(ge=1, le=MANY)], Annotated[int, Meta(ge=0, lt=P)]], ...]
 STATED = 256  # maximum of runs in a line: together with the sizes of shard files, it stays under 16 KB
+Stated = Annotated[
+    Runs, Meta(min_length=1, max_length=STATED, description=f"a list of at most {STATED} [epochs, samples]")
+]
 
 
 class Accounted:
@@ -20,15 +26,15 @@ class Accounted:
 
     __slots__ = ()
     consumed: int
-    digest: bytes
+    digest: str
     dropped: int | None
-    dropped_digest: bytes | None
-    drawn_digest: bytes | None
+    dropped_digest: str | None
+    drawn_digest: str | None
 
     @property
     def consumed_digest(self) -> Digest:
-        """The digest, unpacked."""
-        return digest.unpack(self.digest)
+        """The digest."""
+        return digest.parse(self.digest)
 
     @property
     def accounted(self) -> int:
@@ -37,13 +43,13 @@ class Accounted:
 
     @property
     def of_dropped(self) -> Digest:
-        """The digest of what was dropped, unpacked."""
-        return digest.unpack(self.dropped_digest) if self.dropped_digest else Digest()
+        """The digest of what was dropped."""
+        return digest.parse(self.dropped_digest) if self.dropped_digest else Digest()
 
     @property
     def of_drawn(self) -> Digest:
-        """The digest of what samplers have drawn, unpacked."""
-        return digest.unpack(self.drawn_digest) if self.drawn_digest else Digest()
+        """The digest of what samplers have drawn."""
+        return digest.parse(self.drawn_digest) if self.drawn_digest else Digest()
 
     @property
     def accounted_digest(self) -> Digest:
@@ -75,11 +81,3 @@ def folded(runs: Runs, run: str) -> int:
         together += samples * digest.geometric(Progression(first, 1, count), h)
         first += count
     return together % P
-
-
-def in_epochs(line: Values, name: str) -> Runs:
-    """The rule for a field of runs."""
-    value = line.values.get(name)
-    if isinstance(value, list) and 0 < len(value) <= STATED and all(are_in(each, *_RUN) for each in value):
-        return tuple((count, samples) for count, samples in value)
-    raise line.bad(name, f"a list of at most {STATED} [epochs, samples]")

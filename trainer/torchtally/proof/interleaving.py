@@ -13,10 +13,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
+from typing import Annotated
 
 import numpy as np
+from msgspec import Meta
 
 from torchtally.proof.permutation import Indices
+from torchtally.proof.rules import HUGE, is_text
 from torchtally.proof.shards import Shard
 
 NAME = "interleave-1"
@@ -97,7 +100,15 @@ def _table(weights: tuple[int, ...]) -> _Table:
     return _Table(sources, numbers, [np.flatnonzero(sources == source) for source in range(len(weights))])
 
 
-Counts = tuple[int, int, int]  # of a source: its weight, its samples, and its rows in an epoch
+# Of a source: its weight, its samples, and its rows in an epoch.
+Counts = tuple[
+    Annotated[int, Meta(ge=1, le=MOST)], Annotated[int, Meta(ge=1, le=HUGE)], Annotated[int, Meta(ge=0, le=HUGE)]
+]
+
+
+def are_counts(mixture: Mapping[str, Counts]) -> bool:
+    """Whether a mixture's sources have names that can be shown, and weights that turns can be made of."""
+    return all(map(is_text, mixture)) and sum(weight for weight, _, _ in mixture.values()) <= MOST
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The format of a tally line: its prefix, its version, and its fields with their types and rules.
+"""The format of a tally line: its prefix, its version, and its fields with their types and bounds.
 
 This is the only place that lists them: the trainer fills in a TallyLine, and the verifier parses one. An added field
 needs a default, with which lines that lack it are read; None is not printed. The version then stays the same. A field
@@ -6,20 +6,22 @@ with another meaning needs another version.
 """
 
 import json
-from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields
+from collections.abc import Iterator, Mapping
+from operator import attrgetter
 from typing import Annotated, Any, Literal, Self
+
+import msgspec
+from msgspec import Meta, Struct
 
 from torchtally.proof import digest, interleaving, rules
 from torchtally.proof import order as orders
 from torchtally.proof.contract import Contract
 from torchtally.proof.drop_counts import Accounted
-from torchtally.proof.integers import are_in
 from torchtally.proof.interleaving import Counts
 from torchtally.proof.modular import P
 from torchtally.proof.order import DRAWN
-from torchtally.proof.rules import HUGE, Rule, Values
-from torchtally.proof.shard_sizes import ShardSizes, stated_runs
+from torchtally.proof.rules import HUGE, MANY, Count, Maybe, Text, Wrong, integer
+from torchtally.proof.shard_sizes import ShardSizes
 from torchtally.proof.shards import Shard
 
 PREFIX = "TORCHTALLY "
@@ -28,120 +30,52 @@ NAMED = 8  # lost and duplicated samples that a line names at most: enough to lo
 
 Attempt = tuple[int, int]  # number and begin: one that kept no checkpoint has its number used again by the next
 Rank = int | Literal["all"]
+Shared = tuple[Any, ...]
 OF_A_RANK = "differs from rank to rank"
+_MIXTURE = "an object that gives each source [weight, samples, rows], in the order sequential"
+_COUNTED = Meta(description=f"an integer from 0 to {HUGE}")
+_INDICES = Meta(max_length=NAMED, description=f"a list of at most {NAMED} integers")
 
 
-def _phase(line: Values, name: str) -> str:
-    return str(rules.choice(tuple(rules.plan(line, "plan")))(line, name))
-
-
-def _epoch(line: Values, name: str) -> int:
-    return line.integer(name, 1, rules.plan(line, "plan")[line.values["phase"]])
-
-
-def _rank(line: Values, name: str) -> Rank:
-    if line.values.get(name) == "all":
-        return "all"
-    world = rules.world(line, "world")
-    try:
-        return line.integer(name, 0, world - 1)
-    except ValueError as error:
-        whole = f'{error} (world is {world}), or "all"'
-        raise ValueError(whole if name in line.values else str(error)) from None
-
-
-def _start(line: Values, name: str) -> int:
-    return line.integer(name, 0, 0 if line.values.get("order") == DRAWN else rules.samples(line, "n"))
-
-
-def _end(line: Values, name: str) -> int:
-    most = HUGE if line.values.get("order") == DRAWN else rules.samples(line, "n") - 1
-    return line.integer(name, min(max(1, _start(line, "start")), most), most)
-
-
-def _drawn(line: Values, name: str) -> bytes:
-    if line.values.get("order") != DRAWN:
-        raise line.bad(name, "nothing: it is for the order drawn")
-    return rules.packed_digest(line, name)
-
-
-def _mixture(line: Values, name: str) -> dict[str, Counts]:
-    value = line.values.get(name)
-    if line.values.get("order") == "sequential" and isinstance(value, dict) and value:
-        counts = {str(source): tuple(each) for source, each in value.items() if _is_counts(source, each)}
-        if len(counts) == len(value) and sum(weight for weight, _, _ in counts.values()) <= interleaving.MOST:
-            return counts
-    raise line.bad(name, "an object that gives each source [weight, samples, rows], in the order sequential")
-
-
-def _is_counts(source: Any, value: Any) -> bool:
-    return rules.is_text(source) and are_in(value, range(1, interleaving.MOST + 1), range(1, HUGE), range(HUGE))
-
-
-def _count(other: str) -> Rule:
-    def rule(line: Values, name: str) -> int | None:
-        if name in line.values and line.values[name] is None:
-            if line.values.get(other, 0) is None:
-                return None
-            raise line.bad(name, f'an integer from 0 to {HUGE}, or null where "{other}" is null too')
-        return line.integer(name, 0, HUGE)
-
-    return rule
-
-
-def _named(counted: str, low: int, high: int | None) -> Rule:
-    def rule(line: Values, name: str) -> tuple[int, ...]:
-        value, most = line.values[name], min(line.values[counted] or 0, NAMED)
-        end = line.values["n"] - 1 if high is None else high
-        if isinstance(value, list) and len(value) <= most and all(type(i) is int and low <= i <= end for i in value):
-            return tuple(value)
-        raise line.bad(name, f"a list of at most {most} integers from {low} to {end}")
-
-    return rule
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TallyLine(Accounted):
+class TallyLine(Accounted, Struct, frozen=True, kw_only=True, gc=False):
     """What one rank, or all of them together, consumed in one phase of one epoch."""
 
-    run: Annotated[str, rules.text]  # the run's id
-    attempt: Annotated[int, rules.attempt]  # restarts of the run so far
-    began: Annotated[int, rules.began] = 0  # when rank 0 began the attempt; tells attempts of the same number apart
-    pod: Annotated[str, rules.text, OF_A_RANK]
-    task: Annotated[str, rules.text]
-    phase: Annotated[str, _phase]
-    epoch: Annotated[int, _epoch]
-    plan: Annotated[Mapping[str, int], rules.plan]  # phase -> epochs of it that the run will make
-    rank: Annotated[Rank, _rank, OF_A_RANK]  # "all" ranks together, or one of them
-    world: Annotated[int, rules.world]
-    n: Annotated[int, rules.samples]  # of the dataset
-    start: Annotated[int, _start]  # the position of the order from which these ranks share the samples
-    batch: Annotated[int, rules.integer(1, HUGE)]  # samples a step, of all ranks together
-    end: Annotated[int | None, _end] = None  # the position before which the epoch ends, if not that of its order
-    seed: Annotated[int, rules.seed]
-    contract: Annotated[Contract, rules.contract]
-    order: Annotated[str, rules.order]
-    sizes: Annotated[ShardSizes | None, rules.shard_sizes, OF_A_RANK] = None  # of "all" alone, if there is room
-    data: Annotated[str, rules.text]  # the data's fingerprint
-    expected: Annotated[
-        int, rules.integer(0, HUGE), OF_A_RANK
-    ]  # samples; of "all", with those before `start`, as are ...
-    consumed: Annotated[int, rules.integer(0, HUGE), OF_A_RANK]  # ... these, repeats counted
-    digest: Annotated[bytes, rules.packed_digest, OF_A_RANK]  # packed; base64 in the line
+    run: Text  # the run's id
+    attempt: Count  # restarts of the run so far
+    began: rules.Began = 0  # when rank 0 began the attempt; tells attempts of the same number apart
+    pod: Annotated[Text, OF_A_RANK]
+    task: Text
+    phase: str
+    epoch: Annotated[int, integer(1, MANY)]
+    plan: rules.Plan  # phase -> epochs of it that the run will make
+    rank: Annotated[Annotated[int, Meta(ge=0)] | Literal["all"], OF_A_RANK]  # "all" ranks together, or one of them
+    world: Annotated[int, integer(1, MANY)]
+    n: rules.Samples  # of the dataset
+    start: Count  # the position of the order from which these ranks share the samples
+    batch: Annotated[int, integer(1, HUGE)]  # samples a step, of all ranks together
+    end: Maybe[Annotated[int, integer(1, HUGE)]] = None  # the position before which the epoch ends, if not its order's
+    seed: rules.Seed
+    contract: Contract
+    order: rules.Order
+    sizes: Annotated[Maybe[ShardSizes], OF_A_RANK] = None  # of "all" alone, if there is room
+    data: Text  # the data's fingerprint
+    expected: Annotated[Count, OF_A_RANK]  # samples; of "all", with those before `start`, as are ...
+    consumed: Annotated[Count, OF_A_RANK]  # ... these, repeats counted
+    digest: Annotated[rules.Digest, OF_A_RANK]
     # What the program has dropped of `expected`, if anything: how many samples, and their digest. Of "all", with those
     # before `start`. They are not in `consumed` and `digest`.
-    dropped: Annotated[int | None, rules.integer(1, HUGE), OF_A_RANK] = None
-    dropped_digest: Annotated[bytes | None, rules.packed_digest, OF_A_RANK] = None
+    dropped: Maybe[Annotated[int, integer(1, HUGE), OF_A_RANK]] = None
+    dropped_digest: Maybe[Annotated[rules.Digest, OF_A_RANK]] = None
     # In the order `drawn`: the digest of what the samplers have drawn, which is what is expected. Of "all", only where
     # nothing else tells: under `as_drawn`, and of an epoch that ends early.
-    drawn_digest: Annotated[bytes | None, _drawn, OF_A_RANK] = None
+    drawn_digest: Maybe[Annotated[rules.Digest, OF_A_RANK]] = None
     # Of a mixture: weight, samples, and rows of each source; of "all" alone.
-    mixture: Annotated[Mapping[str, Counts] | None, _mixture, OF_A_RANK] = None
-    lost: Annotated[int | None, _count("duplicated"), OF_A_RANK]  # samples; both are null if too many to count
-    duplicated: Annotated[int | None, _count("lost"), OF_A_RANK]
+    mixture: Maybe[Annotated[Mapping[str, Counts], Meta(min_length=1, description=_MIXTURE), OF_A_RANK]] = None
+    lost: Annotated[Count | None, _COUNTED, OF_A_RANK]  # samples; both are null if too many to count
+    duplicated: Annotated[Count | None, _COUNTED, OF_A_RANK]
     # Some of them, and only where `lost` or `duplicated` is not 0. A duplicated index may lie outside of the dataset.
-    lost_indices: Annotated[tuple[int, ...], _named("lost", 0, None), OF_A_RANK] = ()
-    duplicated_indices: Annotated[tuple[int, ...], _named("duplicated", -HUGE, HUGE - 1), OF_A_RANK] = ()
+    lost_indices: Annotated[tuple[int, ...], _INDICES, OF_A_RANK] = ()
+    duplicated_indices: Annotated[tuple[int, ...], _INDICES, OF_A_RANK] = ()
 
     @property
     def block(self) -> tuple[str, int]:
@@ -187,12 +121,7 @@ class TallyLine(Accounted):
 
     def values(self) -> dict[str, Any]:
         """All fields, as JSON has them."""
-        lists: dict[str, Any] = {"lost_indices": [*self.lost_indices], "duplicated_indices": [*self.duplicated_indices]}
-        lists["sizes"] = stated_runs(self.sizes)
-        for name in ("dropped_digest", "drawn_digest"):
-            packed: bytes | None = getattr(self, name)
-            lists[name] = packed and digest.as_text(packed)
-        return {name: getattr(self, name) for name in NAMES} | {"digest": digest.as_text(self.digest), **lists}
+        return rules.printed(self)
 
     def printed(self) -> dict[str, Any]:
         """The fields that the line has: not indices where nothing is wrong, and no optional field that is None."""
@@ -202,73 +131,108 @@ class TallyLine(Accounted):
             left_out |= {"lost_indices", "duplicated_indices"}
         return {"v": VERSION} | {name: value for name, value in values.items() if name not in left_out}
 
+    @property
+    def shared(self) -> Shared:
+        """The values of the fields that all ranks have in common; phases have an order."""
+        return *_SHARED_VALUES(self), *self.plan.items()
+
     @classmethod
     def parse(cls, values: Mapping[str, Any]) -> Self:
         """The line with these values. Raises ValueError that names the field, its value and what is allowed."""
-        shared, own = checked(values)
-        return cls(**shared, **own)
+        return rules.made(cls, values, _wrong)
 
 
-NAMES = tuple(field.name for field in fields(TallyLine))
-_MAY_BE_NONE = [field.name for field in fields(TallyLine) if field.default is None]
-_OF_A_RANK = rules.marked(TallyLine, OF_A_RANK)
-_SHARED = [name for name in NAMES if name not in _OF_A_RANK]
-_DEFAULTS = {field.name: field.default for field in fields(TallyLine) if field.default is not MISSING}
-_known: dict[str, dict[str, Any]] = {}  # the last values that lines of several ranks shared, by their text
-_MOST_KNOWN = 1 << 10
+_FIELDS = rules.fields(TallyLine)
+NAMES = tuple(field.name for field in _FIELDS)
+_MAY_BE_NONE = [field.name for field in msgspec.structs.fields(TallyLine) if field.default is None]
+_OWN, _SHARED = ([field for field in _FIELDS if (OF_A_RANK in field.marks) is own] for own in (True, False))
+OWN = tuple(field.name for field in _OWN)
+_OWN_BOUNDED = [field for field in _OWN if field.fits]
+_SHARED_VALUES = attrgetter(*(field.name for field in _SHARED if field.name != "plan"))
+_DECODER = msgspec.json.Decoder(TallyLine, dec_hook=rules.decoded)
+_BEGIN = f'{{"v":{VERSION},'  # of a line, as it is printed
+_right: set[Shared] = set()  # what lines of several ranks shared: it is checked once
+_MOST_RIGHT = 1 << 10
 
 
-def checked(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The fields of the line with these values: those that all ranks have in common, held once, and the rank's own.
-
-    Raises ValueError that names the field, its value and what is allowed.
-    """
-    line = Values(values)
-    shared, own = _shared(line), rules.checked(TallyLine, line, _OF_A_RANK)
-    if own["consumed"] < (counted := _count_of(own["digest"])):
-        raise line.bad("consumed", f"no less than the {counted} samples that its digest counts")
-    if (own.get("dropped") or 0) != (counted := _count_of(own.get("dropped_digest", b""))):
-        raise line.bad("dropped", f"the {counted} samples that dropped_digest counts")
-    if shared["order"] == DRAWN:
-        needed = own["rank"] != "all" or shared["contract"] == "as_drawn" or shared["end"] is not None
-        if needed != ("drawn_digest" in own):
-            raise line.bad("drawn_digest", "a digest" if needed else "nothing, as the contract tells what is expected")
-    return shared, own
+def read(text: str) -> TallyLine | None:
+    """The line that a text is, in a third of the time of `parse`; None if there is more, or anything is wrong."""
+    if not text.startswith(_BEGIN):
+        return None
+    try:
+        line = _DECODER.decode(text)
+    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
+        return None
+    return None if next(_wrong(line), None) else line
 
 
-def _count_of(packed: bytes) -> int:
-    """The number of samples in a packed digest."""
-    return int.from_bytes(packed[:8], "big")
+def _wrong(line: TallyLine) -> Iterator[Wrong]:
+    """The fields with a value that is not allowed, alone or beside the others."""
+    if (shared := line.shared) not in _right:
+        faults = [*rules.misfits(line, _SHARED), *(((name,), allowed) for name, allowed in _wrong_in_all(line))]
+        yield from faults
+        if len(_right) == _MOST_RIGHT:
+            _right.clear()
+        if not faults:
+            _right.add(shared)
+    yield from rules.misfits(line, _OWN_BOUNDED)
+    yield from (((name,), allowed) for name, allowed in _wrong_in_one(line))
 
 
-def _shared(line: Values) -> dict[str, Any]:
-    """The fields that all ranks have in common in an epoch: checked once, and held once."""
-    asked = repr([line.values.get(name, ...) for name in _SHARED])  # as values, True would equal 1
-    if not (shared := _known.get(asked)):
-        shared = {name: _DEFAULTS[name] for name in _SHARED if name in _DEFAULTS}
-        shared |= rules.checked(TallyLine, line, _SHARED)
-        if len(_known) == _MOST_KNOWN:
-            _known.clear()
-        _known[asked] = shared
-    return shared
+def _wrong_in_all(line: TallyLine) -> Iterator[tuple[str, str]]:
+    if line.phase not in line.plan:
+        yield "phase", " or ".join(line.plan)
+    elif not line.epoch <= line.plan[line.phase]:
+        yield "epoch", f"an integer from 1 to {line.plan[line.phase]}"
+    drawn = line.order == DRAWN
+    most = 0 if drawn else line.n
+    if not line.start <= most:
+        yield "start", f"an integer from 0 to {most}"
+    most = HUGE if drawn else line.n - 1
+    if line.end is not None and not (least := min(max(1, line.start), most)) <= line.end <= most:
+        yield "end", f"an integer from {least} to {most}"
+    yield from (("contract", allowed) for allowed in rules.contract(line))
+
+
+def _wrong_in_one(line: TallyLine) -> Iterator[tuple[str, str]]:
+    if line.rank != "all" and not line.rank < line.world:
+        yield "rank", f'an integer from 0 to {line.world - 1} (world is {line.world}), or "all"'
+    if line.sizes:
+        yield from (("sizes", allowed) for allowed in rules.sizes(line))
+    if line.consumed < (counted := _count_of(line.digest)):
+        yield "consumed", f"no less than the {counted} samples that its digest counts"
+    if (line.dropped or 0) != (counted := _count_of(line.dropped_digest)):
+        yield "dropped", f"the {counted} samples that dropped_digest counts"
+    needed = line.order == DRAWN and (line.rank != "all" or line.contract == "as_drawn" or line.end is not None)
+    if needed != (line.drawn_digest is not None):
+        yield "drawn_digest", "a digest" if needed else "nothing, as the contract tells what is expected"
+    if line.mixture is not None and (line.order != "sequential" or not interleaving.are_counts(line.mixture)):
+        yield "mixture", _MIXTURE
+    if (line.lost is None) != (line.duplicated is None):
+        name, other = ("lost", "duplicated") if line.lost is None else ("duplicated", "lost")
+        yield name, f'an integer from 0 to {HUGE}, or null where "{other}" is null too'
+    for name, low, high in (("lost", 0, line.n - 1), ("duplicated", -HUGE - 1, HUGE)):
+        if (named := getattr(line, f"{name}_indices")) != ():
+            most = min(getattr(line, name) or 0, NAMED)
+            if not isinstance(named, tuple) or len(named) > most or not all(low <= each <= high for each in named):
+                yield f"{name}_indices", f"a list of at most {most} integers from {low} to {high}"
+
+
+def _count_of(text: str | None) -> int:
+    """The number of samples in a digest."""
+    return int.from_bytes(digest.pack(text)[:8], "big") if text else 0
 
 
 def problem(values: Mapping[str, Any]) -> str | None:
     """Why no line can have these values of fields, in a sentence that names the first such field."""
-    try:
-        rules.checked(TallyLine, Values(values), values)
-    except ValueError as error:
-        return str(error)
-    return None
+    return rules.problem(TallyLine, values)
 
 
 def text_problem(name: str, value: object) -> str | None:
     """Why no line can have this text."""
-    try:
-        rules.text(Values({name: value}), name)
-    except ValueError as error:
-        return str(error)
-    return None
+    if isinstance(value, str) and rules.is_text(value):
+        return None
+    return rules.sentence({name: value}, (name,), "printable text")
 
 
 def check_version(values: Mapping[str, Any]) -> None:

@@ -1,164 +1,214 @@
-"""Rules for the values of a line, each of which a field declares beside its type.
+"""What fields of a line may be. msgspec checks it, and a sentence names the first field that is wrong.
 
-A format is a dataclass. Each of its fields is annotated with a type and a rule, and is declared there alone:
-
-    epoch: Annotated[int, integer(1, 9)]
+A format is a Struct. The Meta of a field has its bounds, and its description says what is allowed. `fitting` is for
+what msgspec has no bounds for. What depends on other fields, a format tells by itself.
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import MISSING, fields
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from functools import cache
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeAlias, TypeVar, get_args, get_origin
+
+import msgspec
+from msgspec import Meta, Struct
 
 from torchtally.proof import digest as digests
 from torchtally.proof.contract import CONTRACTS, OF_DRAWS
 from torchtally.proof.local_order import LocalOrder
 from torchtally.proof.modular import P
 from torchtally.proof.order import DRAWN, PLAIN, parse
-from torchtally.proof.shard_sizes import ShardSizes
+from torchtally.proof.shard_sizes import ShardSizes, stated_runs
 
-HUGE = 1 << 63
+Found = TypeVar("Found")
+if TYPE_CHECKING:
+    Maybe: TypeAlias = Found | None
+else:
+
+    class Maybe:
+        """A field that a line may lack, which is None then. No line has null in it."""
+
+        def __class_getitem__(cls, hint: Any) -> Any:
+            return hint
+
+
+HUGE = (1 << 63) - 1
 MANY = 1_000_000  # epochs or ranks, far above any real run: a garbled number must not fill the memory
 
-Rule = Callable[["Values", str], Any]  # a field's value, from the object and the field's name; raises ValueError
+Path = tuple[str, ...]  # to a field of a line: the names of the objects that it is within, and its own
+Wrong = tuple[Path, str]  # a field, and what is allowed there
+Format = TypeVar("Format", bound=Struct)
 
 
-class Values:
-    """An object of a line, or one within it (`within`: `phases.train.`). ValueError names what is wrong with it."""
-
-    def __init__(self, values: Mapping[str, Any], within: str = "") -> None:
-        self.values, self._within = values, within
-
-    def bad(self, name: str, allowed: str) -> ValueError:
-        """The error for a field whose value is not `allowed`."""
-        shown = f'"{self._within}{name}"'
-        if name not in self.values:
-            return ValueError(f"{shown} is missing")
-        return ValueError(f"{shown} is {show(self.values[name])}, allowed is {allowed}")
-
-    def integer(self, name: str, low: int, high: int) -> int:
-        """An integer from `low` to `high`."""
-        value = self.values.get(name)
-        if type(value) is int and low <= value <= high:
-            return value
-        raise self.bad(name, f"an integer from {low} to {high}")
+def fitting(fits: Callable[[Any], object], allowed: str) -> Meta:
+    """The values that fit; `allowed` says which these are."""
+    return Meta(description=allowed, extra={"fits": fits})
 
 
-def fitting(fits: Callable[[Any], object], allowed: str) -> Rule:
-    """A value that `fits`; `allowed` says which ones do."""
-
-    def rule(line: Values, name: str) -> Any:
-        value = line.values.get(name)
-        if name in line.values and fits(value):
-            return tuple(value) if isinstance(value, list) else value
-        raise line.bad(name, allowed)
-
-    return rule
+def integer(low: int, high: int) -> Meta:
+    """The integers from `low` to `high`."""
+    allowed = f"an integer from {low} to {high}"
+    if high <= HUGE:
+        return Meta(ge=low, le=high, description=allowed)
+    return Meta(ge=low, description=allowed, extra={"fits": lambda value: low <= value <= high})
 
 
-def is_text(value: Any) -> bool:
-    """Whether a value is text that a terminal can show."""
-    return isinstance(value, str) and bool(value.strip()) and value.isprintable()
+def is_text(value: str) -> bool:
+    """Whether it is text that a terminal can show."""
+    return bool(value.strip()) and value.isprintable()
 
 
 text = fitting(is_text, "printable text")
-texts = fitting(
-    lambda value: isinstance(value, list) and value and all(map(is_text, value)), "a list of printable texts"
-)
+Text = Annotated[str, text]
+_ALL_TEXT = {"fits": lambda each: all(map(is_text, each))}
+Texts = Annotated[tuple[str, ...], Meta(min_length=1, description="a list of printable texts", extra=_ALL_TEXT)]
+Order = Annotated[
+    str, fitting(parse, f"{' or '.join(PLAIN)} or locality-1 with its window, lanes and fingerprint of sizes")
+]
+Digest = Annotated[str, fitting(digests.is_one, f"{digests.WORDS} numbers below 2**61 - 1 in base64 for URLs")]
+Began = Annotated[int, integer(0, 253_402_300_799_999)]  # milliseconds from 1970 to the end of 9999; 0 if not known
+Samples = Annotated[int, integer(1, P - 1)]  # of a dataset
+Seed = Annotated[int, integer(0, (1 << 64) - 1)]
+Count = Annotated[int, integer(0, HUGE)]
+Plan = Annotated[
+    Mapping[str, Annotated[int, Meta(ge=0, le=MANY)]],
+    fitting(
+        lambda plan: all(map(is_text, plan)),
+        f"an object that gives each phase its number of epochs, 0 to {MANY}, and the names are printable text",
+    ),
+]
 
 
-def integer(low: int, high: int) -> Rule:
-    """An integer from `low` to `high`."""
-    return lambda line, name: line.integer(name, low, high)
+def contract(line: Any) -> Iterator[str]:
+    """What is allowed, where the contract is none of the line's order."""
+    if line.contract not in (known := OF_DRAWS if line.order == DRAWN else CONTRACTS):
+        yield " or ".join(known)
 
 
-def choice(allowed: tuple[str, ...]) -> Rule:
-    """One of these texts."""
-    return fitting(allowed.__contains__, " or ".join(allowed))
+def sizes(line: Any) -> Iterator[str]:
+    """What is allowed, where the sizes of shard files are not those that the order has the fingerprint of."""
+    stated = parse(line.order)
+    if not isinstance(stated, LocalOrder) or line.sizes != stated.sizes or line.sizes.total != line.n:
+        yield f"the sizes that the order names, {line.n} samples together"
 
 
-attempt = integer(0, HUGE)
-began = integer(0, 253_402_300_799_999)  # milliseconds from 1970 to the end of 9999; 0 where it is not known
-samples = integer(1, P - 1)  # of a dataset
-seed = integer(0, (1 << 64) - 1)
-world = integer(1, MANY)
+class Field(NamedTuple):
+    """A field of a format."""
 
-
-def contract(line: Values, name: str) -> Any:
-    """A contract of the order that the line names, if it names one."""
-    of_order = line.values.get("order")
-    if of_order is None:
-        return choice((*CONTRACTS, *OF_DRAWS))(line, name)
-    return choice(OF_DRAWS if of_order == DRAWN else CONTRACTS)(line, name)
-
-
-order = fitting(
-    lambda value: isinstance(value, str) and parse(value),
-    f"{' or '.join(PLAIN)} or locality-1 with its window, lanes and fingerprint of sizes",
-)
-
-
-def shard_sizes(line: Values, name: str) -> ShardSizes:
-    """The sizes of the shard files that the order's text has the fingerprint of."""
-    stated, n = parse(order(line, "order")), samples(line, "n")
-    try:
-        found = ShardSizes.of_runs(line.values.get(name))
-    except ValueError as error:
-        raise line.bad(name, f"the sizes of shard files: {error}") from None
-    if not isinstance(stated, LocalOrder) or found != stated.sizes or found.total != n:
-        raise line.bad(name, f"the sizes that the order names, {n} samples together")
-    return found
-
-
-def plan(line: Values, name: str) -> dict[str, int]:
-    """An object that gives each phase its number of epochs."""
-    value = line.values.get(name)
-    if not isinstance(value, dict) or not all(type(e) is int and 0 <= e <= MANY for e in value.values()):
-        raise line.bad(name, f"an object that gives each phase its number of epochs, 0 to {MANY}")
-    if not all(map(is_text, value)):
-        raise line.bad(name, "an object whose names are printable text")
-    return value
-
-
-def packed_digest(line: Values, name: str) -> bytes:
-    """A digest's text, as digest.pack makes bytes of it."""
-    try:
-        return digests.pack(line.values[name])
-    except (KeyError, TypeError, ValueError):
-        raise line.bad(name, f"{digests.WORDS} numbers below 2**61 - 1 in base64 for URLs") from None
-
-
-def checked(format: type, line: Values, names: Iterable[str] | None = None) -> dict[str, Any]:
-    """The values of the fields `names` of a dataclass (default: all), for its constructor. A field may have a default.
-
-    Raises ValueError that names the field, its value and what is allowed.
-    """
-    known = _rules(format)
-    values = {}
-    for name in known if names is None else names:
-        rule, optional = known[name]
-        if name in line.values or not optional:
-            values[name] = rule(line, name)
-    return values
+    name: str
+    type: Any
+    required: bool
+    allowed: str
+    fits: Callable[[Any], object] | None  # what msgspec does not check
+    marks: tuple[Any, ...]
 
 
 @cache
-def _rules(format: type) -> dict[str, tuple[Rule, bool]]:
-    """For each field of a dataclass: its rule, and whether an object may lack it."""
-    hints = get_type_hints(format, include_extras=True)
-    return {each.name: (_annotated(hints[each.name])[0], each.default is not MISSING) for each in fields(format)}
+def fields(format: type[Struct]) -> tuple[Field, ...]:
+    """The fields of a format."""
+    found = []
+    for each in msgspec.structs.fields(format):
+        marks = get_args(each.type)[1:] if get_origin(each.type) is Annotated else ()
+        meta = next((mark for mark in marks if isinstance(mark, Meta)), Meta())
+        fits = (meta.extra or {}).get("fits")
+        found.append(Field(each.name, each.type, each.required, meta.description or "", fits, marks))
+    return tuple(found)
 
 
-def marked(format: type, mark: str) -> list[str]:
-    """Names of the fields of a dataclass whose annotation has this mark after the rule."""
-    hints = get_type_hints(format, include_extras=True)
-    return [each.name for each in fields(format) if mark in _annotated(hints[each.name])[1:]]
+def misfits(line: Struct, own: Iterable[Field] | None = None) -> Iterator[Wrong]:
+    """Those of these fields, by default of all, whose value does not fit, though it has the type."""
+    for field in fields(type(line)) if own is None else own:
+        if field.fits and (value := getattr(line, field.name)) is not None and not field.fits(value):
+            yield (field.name,), field.allowed
 
 
-def _annotated(hint: Any) -> tuple[Any, ...]:
-    assert get_origin(hint) is Annotated, hint
-    return get_args(hint)[1:]
+def made(
+    format: type[Format],
+    values: Mapping[str, Any],
+    wrong: Callable[[Format], Iterable[Wrong]],
+    within: str = "",
+) -> Format:
+    """The object with these values, of which `wrong` tells what msgspec does not check.
+
+    Raises ValueError that names the field, its value and what is allowed.
+    """
+    try:
+        found = msgspec.convert(values, format, dec_hook=decoded)
+        fault = next(iter(wrong(found)), None)
+    except msgspec.ValidationError:
+        fault = _first(format, values, wrong)
+    if fault:
+        raise ValueError(sentence(values, *fault, within))
+    return found
+
+
+def problem(format: type[Struct], values: Mapping[str, Any]) -> str | None:
+    """Why no object of the format can have these values, whatever its other fields are; None if it can."""
+    known = [field for field in fields(format) if field.name in values]
+    fault = next(_faults(known, values), None)
+    return fault and sentence(values, *fault)
+
+
+def decoded(_: type, value: Any) -> ShardSizes:
+    """The hook of msgspec: shard sizes are the only type that it does not know."""
+    try:
+        return ShardSizes.of_runs(value)
+    except ValueError as error:
+        raise ValueError(f"the sizes of shard files: {error}") from None
+
+
+def printed(line: Struct) -> dict[str, Any]:
+    """All fields, as JSON has them."""
+    return dict(json.loads(msgspec.json.encode(line, enc_hook=stated_runs)))
+
+
+def sentence(values: Mapping[str, Any], path: Path, allowed: str, within: str = "") -> str:
+    """What is wrong with a field: it is missing, or has another value than is allowed."""
+    shown, *_, name = f'"{within}{".".join(path)}"', *path
+    for each in path[:-1]:
+        values = values[each]
+    return f"{shown} is {show(values[name])}, allowed is {allowed}" if name in values else f"{shown} is missing"
+
+
+def _first(format: type[Format], values: Mapping[str, Any], wrong: Callable[[Format], Iterable[Wrong]]) -> Wrong:
+    """The first field that is missing or of another type."""
+    path, allowed = next(_faults(fields(format), values))
+    others = {each.name: values[each.name] for each in fields(format) if each.name in values and (each.name,) != path}
+    with suppress(TypeError, AttributeError, msgspec.ValidationError):  # other fields bound it further, and NaN is out
+        known = {each.name: _value(each, others[each.name]) for each in fields(format) if each.name in others}
+        allowed = dict(wrong(format(**known, **{path[0]: math.nan}))).get(path, allowed)
+    return path, allowed
+
+
+def _faults(known: Iterable[Field], values: Mapping[str, Any]) -> Iterator[Wrong]:
+    for field in known:
+        value = values.get(field.name)
+        if field.name not in values:
+            if field.required:
+                yield (field.name,), ""
+        elif isinstance(value, dict) and (inner := _of_objects(field)):
+            for name, each in value.items():
+                faults = _faults(fields(inner), each) if isinstance(each, dict) else [((), "an object")]
+                yield from (((field.name, name, *path), allowed) for path, allowed in faults)
+        else:
+            try:
+                found = _value(field, value)
+            except msgspec.ValidationError as error:
+                yield (field.name,), str(error.__cause__ or field.allowed)
+            else:
+                if field.fits and not field.fits(found):
+                    yield (field.name,), field.allowed
+
+
+def _of_objects(field: Field) -> type[Struct] | None:
+    """The format of the objects that the object in a field has by their names."""
+    inner = get_args(get_args(field.type)[0] if field.marks else field.type)[-1:]
+    return inner[0] if inner and isinstance(inner[0], type) and issubclass(inner[0], Struct) else None
+
+
+def _value(field: Field, value: Any) -> Any:
+    return msgspec.convert(value, field.type, dec_hook=decoded)
 
 
 def show(value: object) -> str:

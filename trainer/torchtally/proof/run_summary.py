@@ -4,62 +4,48 @@ For each phase it holds the digests of all ranks together, folded over the epoch
 the line's own fields, so nothing else is needed: no line of an epoch, and no log of an earlier pod.
 """
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Annotated, Any, Self
+from dataclasses import replace
+from typing import Annotated, Any, Literal, Self
+
+from msgspec import Meta, Struct, structs
 
 from torchtally.proof import digest, drop_counts, rules
 from torchtally.proof import order as orders
 from torchtally.proof.contract import Contract
 from torchtally.proof.digest import Digest
-from torchtally.proof.integers import are_in
 from torchtally.proof.line import VERSION, Attempt
 from torchtally.proof.order import DRAWN
-from torchtally.proof.rules import HUGE, MANY, Values
-from torchtally.proof.shard_sizes import ShardSizes, stated_runs
+from torchtally.proof.rules import HUGE, MANY, Maybe, Text, Wrong, integer
+from torchtally.proof.shard_sizes import ShardSizes
 from torchtally.proof.shards import Progression, Shard
-from torchtally.proof.worlds import RESUMED, World, legs, place_of, worlds_in
+from torchtally.proof.worlds import RESUMED, World, legs, misfit, place_of
 
-_EPOCHS = "epochs of the plan"  # for the rules of a phase's fields
-_MODEL = re.compile(r"sha256:[0-9a-f]{64}")
-
-
-def _worlds_of_phase(line: Values, name: str) -> tuple[World, ...]:
-    return worlds_in(line, name, line.values[_EPOCHS], rules.samples(line, "n"))
+_Many = Annotated[int, integer(0, HUGE * MANY)]  # samples of all epochs
+_WORLDS = Meta(description="a list of [epoch, position, ranks]")
 
 
-def _end_of_phase(line: Values, name: str) -> tuple[int, int]:
-    stated, epochs = line.values.get(name), line.values[_EPOCHS]
-    most = HUGE if line.values.get("order") == DRAWN else rules.samples(line, "n") - 1
-    if are_in(stated, range(1, epochs + 1), range(most + 1)):
-        epoch, position = stated
-        return epoch, position
-    raise line.bad(name, f"[epoch, position], up to epoch {epochs} and position {most}")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PhaseSummary(drop_counts.Accounted):
+class PhaseSummary(drop_counts.Accounted, Struct, frozen=True, kw_only=True):
     """What all ranks together consumed in all epochs of a phase."""
 
-    n: Annotated[int, rules.samples]
-    contract: Annotated[Contract, rules.contract]
-    order: Annotated[str, rules.order]
-    data: Annotated[str, rules.text]
-    consumed: Annotated[int, rules.integer(0, HUGE * MANY)]
-    digest: Annotated[bytes, rules.packed_digest]  # folded and packed; base64 in the line
-    sizes: Annotated[ShardSizes | None, rules.shard_sizes] = None  # that the order names, if there is room
+    n: rules.Samples
+    contract: Contract
+    order: rules.Order
+    data: Text
+    consumed: _Many
+    digest: rules.Digest  # folded
+    sizes: Maybe[ShardSizes] = None  # that the order names, if there is room
     # Where the phase was shared out otherwise than by the run's `worlds`; it may resume in its middle, too.
-    worlds: Annotated[tuple[World, ...] | None, _worlds_of_phase] = None
+    worlds: Maybe[Annotated[tuple[World, ...], _WORLDS]] = None
     # What the program has dropped, if anything: samples over all epochs, and their digest, folded.
-    dropped: Annotated[int | None, rules.integer(1, HUGE * MANY)] = None
-    dropped_digest: Annotated[bytes | None, rules.packed_digest] = None
-    dropped_in: Annotated[drop_counts.Runs | None, drop_counts.in_epochs] = None  # of several epochs, if there is room
+    dropped: Maybe[Annotated[int, integer(1, HUGE * MANY)]] = None
+    dropped_digest: Maybe[rules.Digest] = None
+    dropped_in: Maybe[drop_counts.Stated] = None  # of several epochs, if there is room
     # Of the epochs that the contract does not tell: what samplers have drawn in them, and its digest, folded.
-    drawn: Annotated[int | None, rules.integer(0, HUGE * MANY)] = None
-    drawn_digest: Annotated[bytes | None, rules.packed_digest] = None
+    drawn: Maybe[_Many] = None
+    drawn_digest: Maybe[rules.Digest] = None
     # Epoch and position before which the phase ends: its plan is in steps, or the run has stopped before.
-    end: Annotated[tuple[int, int] | None, _end_of_phase] = None
+    end: Maybe[Annotated[tuple[int, int], Meta(description="[epoch, position]")]] = None
 
     @property
     def has_draws(self) -> bool:
@@ -69,94 +55,61 @@ class PhaseSummary(drop_counts.Accounted):
 
     def values(self) -> dict[str, Any]:
         """The fields that the line has, as JSON has them."""
-        values = _values(self) | {"digest": digest.as_text(self.digest)}
-        lists = {
-            "worlds": self.worlds and [list(world) for world in self.worlds],
-            "end": self.end and list(self.end),
-            "sizes": stated_runs(self.sizes),
-            "dropped_digest": self.dropped_digest and digest.as_text(self.dropped_digest),
-            "drawn_digest": self.drawn_digest and digest.as_text(self.drawn_digest),
-            "dropped_in": self.dropped_in and [list(run) for run in self.dropped_in],
-        }
-        return {name: value for name, value in (values | lists).items() if value is not None}
+        return {name: value for name, value in rules.printed(self).items() if value is not None}
+
+    def wrong(self, epochs: int) -> Iterator[tuple[str, str]]:
+        """The fields with a value that others rule out, in a plan of so many epochs."""
+        yield from (("contract", allowed) for allowed in rules.contract(self))
+        if self.sizes:
+            yield from (("sizes", allowed) for allowed in rules.sizes(self))
+        if self.worlds is not None:
+            yield from (("worlds", allowed) for allowed in misfit(self.worlds, epochs, self.n))
+        most = HUGE if self.order == DRAWN else self.n - 1
+        if self.end and not (1 <= self.end[0] <= epochs and 0 <= self.end[1] <= most):
+            yield "end", f"[epoch, position], up to epoch {epochs} and position {most}"
 
 
-def _phases(line: Values, name: str) -> dict[str, PhaseSummary]:
-    plan = rules.plan(line, "plan")
-    planned = [phase for phase, epochs in plan.items() if epochs]
-    stated = line.values.get(name)
-    may_lack = "stopped" in line.values  # phases that had not begun
-    fits = isinstance(stated, dict) and {*stated} <= {*planned} and (may_lack or len(stated) == len(planned))
-    if not isinstance(stated, dict) or not stated or not fits:
-        raise line.bad(name, "an object that has the phases of the plan")
-    for phase in stated:
-        if not isinstance(stated[phase], dict):
-            raise Values(stated, f"{name}.").bad(phase, "an object")
-    return {
-        phase: PhaseSummary(
-            **rules.checked(PhaseSummary, Values({**stated[phase], _EPOCHS: plan[phase]}, f"{name}.{phase}."))
-        )
-        for phase in planned
-        if phase in stated
-    }
-
-
-def _worlds(line: Values, name: str) -> tuple[World, ...]:
-    phases = _phases(line, "phases")
-    n = phases[RESUMED].n if RESUMED in phases else 1
-    return worlds_in(line, name, max(line.values["plan"].values()), n)
-
-
-_model = rules.fitting(
-    lambda value: value is None or (isinstance(value, str) and _MODEL.fullmatch(value)),
-    'null, or "sha256:" and 64 hexadecimal digits',
-)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunSummary:
+class RunSummary(Struct, frozen=True, kw_only=True):
     """What the final weights have seen, over all attempts."""
 
-    run: Annotated[str, rules.text]
-    attempt: Annotated[int, rules.attempt]
-    began: Annotated[int, rules.began] = 0
-    pod: Annotated[str, rules.text]
-    task: Annotated[str, rules.text]
-    phase: Annotated[str, rules.choice(("all",))] = "all"
-    plan: Annotated[Mapping[str, int], rules.plan]
-    seed: Annotated[int, rules.seed]
-    worlds: Annotated[tuple[World, ...], _worlds]  # begins with (1, 0, ranks) and ascends
-    phases: Annotated[Mapping[str, PhaseSummary], _phases]
+    run: Text
+    attempt: rules.Count
+    began: rules.Began = 0
+    pod: Text
+    task: Text
+    phase: Literal["all"] = "all"
+    plan: rules.Plan
+    seed: rules.Seed
+    worlds: Annotated[tuple[World, ...], _WORLDS]  # begins with (1, 0, ranks) and ascends
+    phases: Annotated[Mapping[str, PhaseSummary], Meta(description="an object that has the phases of the plan")]
     # Why phases end before the last epoch of the plan: its steps are made, or the program has stopped the run.
-    stopped: Annotated[str | None, rules.text] = None
-    caveats: Annotated[tuple[str, ...], rules.texts] = ()  # what the proof leaves open: guards that were off, and more
-    model: Annotated[str | None, _model]  # "sha256:" and the hash of the final weights, if known
-    discarded: Annotated[int, rules.integer(0, HUGE)]  # samples that steps consumed which no checkpoint kept
+    stopped: Maybe[Text] = None
+    caveats: rules.Texts = ()  # what the proof leaves open: guards that were off, and more
+    # "sha256:" and the hash of the final weights, if known
+    model: Annotated[
+        Annotated[str, Meta(pattern=r"^sha256:[0-9a-f]{64}\Z")] | None,
+        Meta(description='null, or "sha256:" and 64 hexadecimal digits'),
+    ]
+    discarded: rules.Count  # samples that steps consumed which no checkpoint kept
 
     def printed(self) -> dict[str, Any]:
         """The fields that the line has."""
         phases = {name: phase.values() for name, phase in self.phases.items()}
-        worlds = [list(world) for world in self.worlds]
-        values = {"v": VERSION, **_values(self)} | {"phases": phases, "worlds": worlds}
-        if self.stopped is None:
-            del values["stopped"]
-        if self.caveats:
-            values["caveats"] = [*self.caveats]
-        else:
-            del values["caveats"]
-        return values
+        values = {"v": VERSION, **rules.printed(self), "phases": phases}
+        absent = [name for name in ("stopped", "caveats") if not values[name]]
+        return {name: value for name, value in values.items() if name not in absent}
 
     @classmethod
     def parse(cls, values: Mapping[str, Any]) -> Self:
         """The line with these values. Raises ValueError that names the field, its value and what is allowed."""
-        found = cls(**rules.checked(cls, Values(values)))
+        found = rules.made(cls, values, _wrong)
         if found.stopped is None and (early := [name for name, phase in found.phases.items() if phase.end]):
             raise ValueError(f'"stopped" is missing, and it must say why {early[0]} ends before its last epoch does')
         for name, phase in found.phases.items():
             if {phase.has_draws} != {phase.drawn is not None, phase.drawn_digest is not None}:
                 must = "must have drawn and drawn_digest" if phase.has_draws else "must have no drawn and drawn_digest"
                 raise ValueError(f'"phases.{name}" {must}, by its order, its contract and its end')
-        return found
+        return structs.replace(found, phases={name: found.phases[name] for name in found.plan if name in found.phases})
 
     @property
     def attempt_began(self) -> Attempt:
@@ -232,10 +185,21 @@ class RunSummary:
         return (self.worlds, phase == RESUMED) if own is None else (own, True)
 
 
+def _wrong(line: RunSummary) -> Iterator[Wrong]:
+    """The fields with a value that is not allowed, alone or beside the others."""
+    yield from rules.misfits(line)
+    planned = {name for name, epochs in line.plan.items() if epochs}
+    begun = line.phases.keys()
+    if not begun or not begun <= planned or (line.stopped is None and len(begun) < len(planned)):
+        yield ("phases",), "an object that has the phases of the plan"
+    for name, phase in line.phases.items():
+        for (field,), allowed in rules.misfits(phase):
+            yield ("phases", name, field), allowed
+        yield from ((("phases", name, field), allowed) for field, allowed in phase.wrong(line.plan.get(name, 0)))
+    n = line.phases[RESUMED].n if RESUMED in line.phases else 1
+    yield from ((("worlds",), allowed) for allowed in misfit(line.worlds, max(line.plan.values()), n))
+
+
 def is_summary(values: Mapping[str, Any]) -> bool:
     """Whether a line with these values is a run's last. A task may name a phase `all`: its lines have a rank."""
     return values.get("phase") == "all" and not values.keys() & {"epoch", "rank"}
-
-
-def _values(of: Any) -> dict[str, Any]:
-    return {each.name: getattr(of, each.name) for each in fields(of)}

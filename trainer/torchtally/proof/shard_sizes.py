@@ -3,16 +3,18 @@
 import hashlib
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
+import msgspec
 import numpy as np
+from msgspec import Meta
 
-from torchtally.proof.integers import are_in
 from torchtally.proof.modular import exact_sum
 from torchtally.proof.permutation import Indices
 
-Run = tuple[int, int]  # so many neighbors of so many samples each
 MOST = 1 << 24  # shard files: the order's arrays then take half a gigabyte
+# So many neighbors of so many samples each.
+Run = tuple[Annotated[int, Meta(ge=1, le=MOST)], Annotated[int, Meta(ge=0, lt=1 << 62)]]
 STATED = 1024  # runs that a line or a state has at most: it then stays under 16 KB, at which runtimes cut lines
 
 
@@ -40,11 +42,13 @@ class ShardSizes:
     @classmethod
     def of_runs(cls, runs: Any) -> Self:
         """The sizes in run-length form, each run as long as it can be. Raises ValueError for anything else."""
-        allowed = range(1, MOST + 1), range(1 << 62)
-        fit = isinstance(runs, list) and all(are_in(run, *allowed) for run in runs)
-        if not fit or sum(run[0] for run in runs) > MOST:
+        try:
+            known = msgspec.convert(runs, list[Run])
+        except msgspec.ValidationError:
+            raise ValueError("a list of [count, size]") from None
+        counts, sizes = zip(*known, strict=True) if known else ((), ())
+        if sum(counts) > MOST:
             raise ValueError("a list of [count, size]")
-        counts, sizes = zip(*runs, strict=True) if runs else ((), ())
         if any(one == other for one, other in pairwise(sizes)):
             raise ValueError("runs of different sizes")
         return cls.of(np.repeat(np.array(sizes, dtype=np.int64), counts))  # type: ignore[arg-type]

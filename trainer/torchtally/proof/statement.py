@@ -8,65 +8,58 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Self
 
+from msgspec import Meta, Struct
+
 from torchtally.proof import rules
 from torchtally.proof.line import PREFIX
-from torchtally.proof.rules import Values
+from torchtally.proof.rules import Maybe, Text, fitting, is_text
 
 TYPE = "https://in-toto.io/Statement/v1"
 PREDICATE = "https://github.com/torchtally/torchtally/blob/main/docs/reference/statement-v1.md"
 _ANY_VERSION = re.compile(re.escape(PREDICATE).replace("v1", r"v(\d{1,9})"))
-_HEXADECIMAL = re.compile(r"[0-9a-f]{64}")
 _MANIFEST = "manifest.json"  # of a checkpoint that is a folder: it has the hashes of all files
 _HEAD = 1 << 16  # bytes in which a file shows that it is a statement
 _MARKS = re.compile(rb'"_type"\s*:\s*"https://in-toto\.io/|"predicateType"\s*:|"dsseEnvelope"\s*:')
 
 
-_true_or_false = rules.fitting(lambda value: isinstance(value, bool), "true or false")
-_hexadecimal = rules.fitting(
-    lambda value: isinstance(value, str) and _HEXADECIMAL.fullmatch(value), "64 hexadecimal digits"
-)
-_object = rules.fitting(lambda value: isinstance(value, dict), "an object")
-_objects = rules.fitting(
-    lambda value: isinstance(value, list) and all(isinstance(each, dict) for each in value), "a list of objects"
-)
+Hexadecimal = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z", description="64 hexadecimal digits")]
 
 
-def _texts(line: Values, name: str) -> dict[str, str]:
-    value = _object(line, name)
-    return {each: rules.text(Values(value, f"predicate.{name}."), each) for each in value}
-
-
-def _lines(line: Values, name: str) -> tuple[str, ...]:
-    value = line.values.get(name)
-    if isinstance(value, list) and value and all(isinstance(each, str) for each in value):
-        for number, each in enumerate(value, 1):
-            if not each.startswith(f"{PREFIX}{{") or not each.isprintable():
-                raise ValueError(f"line {number} is no tally line: {rules.show(each)}")
-            strict(each.removeprefix(PREFIX), f"line {number}")
-        return tuple(value)
-    raise line.bad(name, "a list of tally lines")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Predicate:
+class Predicate(Struct, frozen=True, kw_only=True):
     """What a statement says of its subjects."""
 
-    run: Annotated[str, rules.text]  # the run's id
-    task: Annotated[str, rules.text]
-    holds: Annotated[bool, _true_or_false]  # by the word of the trainer, which the lines must bear out
-    data: Annotated[Mapping[str, str], _texts]  # phase -> fingerprint of its data
-    torchtally: Annotated[str, rules.text]  # version
-    image: Annotated[str | None, rules.text] = None  # as the chart names it, by digest if it does so
-    chart: Annotated[str | None, rules.text] = None  # version
-    checkpoint: Annotated[str | None, rules.text] = None  # name of the subject that is one
-    training: Annotated[Mapping[str, Any] | None, _object] = None  # the options of a built-in task
-    epochs: Annotated[Sequence[Mapping[str, Any]] | None, _objects] = None  # their results
-    lines_sha256: Annotated[str, _hexadecimal]
-    lines: Annotated[Sequence[str], _lines]  # as they are printed; the last one is the run's last line
+    run: Text  # the run's id
+    task: Text
+    holds: Annotated[
+        bool, Meta(description="true or false")
+    ]  # by the word of the trainer, which the lines must bear out
+    data: Annotated[
+        Mapping[str, str], fitting(lambda data: all(map(is_text, data.values())), "an object of printable texts")
+    ]  # by phase
+    torchtally: Text  # version
+    image: Maybe[Text] = None  # as the chart names it, by digest if it does so
+    chart: Maybe[Text] = None  # version
+    checkpoint: Maybe[Text] = None  # name of the subject that is one
+    training: Maybe[Annotated[Mapping[str, Any], Meta(description="an object")]] = (
+        None  # the options of a built-in task
+    )
+    epochs: Maybe[Annotated[Sequence[Mapping[str, Any]], Meta(description="a list of objects")]] = None  # their results
+    lines_sha256: Hexadecimal
+    # As they are printed; the last one is the run's last line.
+    lines: Annotated[Sequence[str], Meta(min_length=1, description="a list of tally lines")]
+
+
+class _Sha256(Struct):
+    sha256: Hexadecimal
+
+
+class _Subject(Struct):
+    name: Text
+    digest: Annotated[_Sha256, Meta(description="an object whose sha256 is 64 hexadecimal digits")]
 
 
 @dataclass(frozen=True)
@@ -83,8 +76,7 @@ class Statement:
 
     def printed(self) -> bytes:
         """As a file holds it."""
-        values = {each.name: getattr(self.predicate, each.name) for each in fields(Predicate)}
-        values = {name: value for name, value in values.items() if value is not None}
+        values = {name: value for name, value in rules.printed(self.predicate).items() if value is not None}
         subjects = [{"name": name, "digest": {"sha256": sha256}} for name, sha256 in self.subjects.items()]
         whole = {"_type": TYPE, "subject": subjects, "predicateType": PREDICATE, "predicate": values}
         return (json.dumps(whole, indent=1) + "\n").encode()
@@ -101,35 +93,37 @@ class Statement:
             raise ValueError("it must be an object")
         if "dsseEnvelope" in values:
             raise ValueError("it is signed: scripts/proof.sh verify checks the signature, and then the proof")
-        whole = Values(values)
         if values.get("_type") != TYPE:
-            raise whole.bad("_type", f"{TYPE}")
+            raise ValueError(rules.sentence(values, ("_type",), TYPE))
         if (kind := values.get("predicateType")) != PREDICATE:
             if isinstance(kind, str) and (version := _ANY_VERSION.fullmatch(kind)):
                 raise ValueError(
                     f"it is a proof of version {version[1]}, and this release of torchtally reads version 1"
                 )
-            raise whole.bad("predicateType", PREDICATE)
-        predicate = Values(_object(whole, "predicate"), "predicate.")
-        found = Predicate(**rules.checked(Predicate, predicate))
-        subjects = _subjects(whole)
+            raise ValueError(rules.sentence(values, ("predicateType",), PREDICATE))
+        if not isinstance(said := values.get("predicate"), dict):
+            raise ValueError(rules.sentence(values, ("predicate",), "an object"))
+        found = rules.made(Predicate, said, rules.misfits, "predicate.")
+        for number, line in enumerate(found.lines, 1):
+            if not line.startswith(f"{PREFIX}{{") or not line.isprintable():
+                raise ValueError(f"line {number} is no tally line: {rules.show(line)}")
+            strict(line.removeprefix(PREFIX), f"line {number}")
+        subjects = _subjects(values)
         if found.checkpoint is not None and found.checkpoint not in subjects:
-            raise predicate.bad("checkpoint", "the name of a subject")
+            raise ValueError(rules.sentence(said, ("checkpoint",), "the name of a subject", "predicate."))
         return cls(subjects, found)
 
 
-def _subjects(whole: Values) -> dict[str, str]:
-    listed = whole.values.get("subject")
+def _subjects(values: Mapping[str, Any]) -> dict[str, str]:
+    listed = values.get("subject")
     if not isinstance(listed, list) or not listed or not all(isinstance(each, dict) for each in listed):
-        raise whole.bad("subject", "a list of at least one object")
+        raise ValueError(rules.sentence(values, ("subject",), "a list of at least one object"))
     found: dict[str, str] = {}
     for number, each in enumerate(listed, 1):
-        subject = Values(each, f"subject {number}: ")
-        name = rules.text(subject, "name")
-        digest = Values(_object(subject, "digest"), f"subject {number}: digest.")
-        if name in found:
-            raise subject.bad("name", "a name that no other subject has")
-        found[name] = _hexadecimal(digest, "sha256")
+        subject = rules.made(_Subject, each, rules.misfits, within := f"subject {number}: ")
+        if subject.name in found:
+            raise ValueError(rules.sentence(each, ("name",), "a name that no other subject has", within))
+        found[subject.name] = subject.digest.sha256
     return found
 
 

@@ -3,28 +3,26 @@
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from typing import Annotated
 
-from torchtally.proof.integers import are_in
-from torchtally.proof.rules import MANY, Values
+from msgspec import Meta
 
-World = tuple[int, int, int]  # epoch, position, ranks: from there on the training continued with so many ranks
+from torchtally.proof.rules import MANY
+
+# Epoch, position, ranks: from there on the training continued with so many ranks.
+World = tuple[Annotated[int, Meta(ge=1)], Annotated[int, Meta(ge=0)], Annotated[int, Meta(ge=1, le=MANY)]]
 RESUMED = "train"  # the only phase that resumes in its middle, among those without `worlds` of their own
 
 
-def worlds_in(line: Values, name: str, epochs: int, n: int) -> tuple[World, ...]:
-    """The worlds that a line states for so many epochs of n samples. Raises ValueError."""
-    stated = line.values.get(name)
-    allowed = range(1, epochs + 1), range(n + 1), range(1, MANY + 1)
-    if isinstance(stated, list) and all(are_in(each, *allowed) for each in stated):
-        worlds = tuple((epoch, position, ranks) for epoch, position, ranks in stated)
-        places = [(epoch, position) for epoch, position, _ in worlds]
-        if places[:1] == [(1, 0)] and places == sorted(set(places)):
-            return worlds
-    raise line.bad(
-        name,
-        f"a list of [epoch, position, ranks], the first at epoch 1 and position 0, each later than the one before it, "
-        f"up to epoch {epochs} and position {n}, with 1 to {MANY} ranks",
-    )
+def misfit(worlds: tuple[World, ...], epochs: int, n: int) -> Iterator[str]:
+    """What is allowed, where worlds are not those of so many epochs of n samples."""
+    places = [(epoch, position) for epoch, position, _ in worlds]
+    fit = all(epoch <= epochs and position <= n for epoch, position in places)
+    if not fit or places[:1] != [(1, 0)] or places != sorted({*places}):
+        yield (
+            f"a list of [epoch, position, ranks], the first at epoch 1 and position 0, each later than the one before "
+            f"it, up to epoch {epochs} and position {n}, with 1 to {MANY} ranks"
+        )
 
 
 def otherwise(

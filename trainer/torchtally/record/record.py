@@ -3,10 +3,11 @@
 from collections import defaultdict
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any, TextIO
+from typing import TextIO
 
 from torchtally import events
 from torchtally.observed.judge import Observation, judge
+from torchtally.proof.line import TallyLine
 from torchtally.record.lives import Lives
 from torchtally.record.model import Life, Run, Snapshot
 from torchtally.record.runs import RunLines
@@ -52,11 +53,11 @@ class Record(Log):
         if (run := record.source.run) is not None:
             self._runs.setdefault(run, RunLines(run)).add(record)
 
-    def add_tally(self, shared: dict[str, Any], own: dict[str, Any], where: str) -> None:
-        """Add a tally line, by the fields that all ranks have in common, and its own."""
-        super().add_tally(shared, own, where)
-        if own["rank"] != "all":
-            self._reporting(self._pod, own["pod"]).tallied(own["rank"])
+    def add_tally(self, line: TallyLine, where: str) -> None:
+        """Add a tally line."""
+        super().add_tally(line, where)
+        if line.rank != "all":
+            self._reporting(self._pod, line.pod).tallied(line.rank)
 
     def add_life(self, pod: str, life: Life) -> None:
         """Add what the cluster says of one start of a pod, by its log's name. It knows `container` or `created`."""

@@ -58,6 +58,9 @@ class Unwrapping:
         rest, at, tried = 0, 0, 0
         while (found := text.find(self._wanted, max(rest, at))) >= 0:
             begin = text.find("{", at)
+            if not 0 <= begin < found and "\\" not in text and '""' not in text:  # in no object, and in no string
+                yield text[rest:]
+                return
             if not 0 <= begin < found or tried == _TRIED:
                 yield from self._unquoted(text[rest:], found - rest)
                 return

@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from operator import attrgetter
 
 import numpy as np
+from msgspec import structs
 
 from torchtally.proof import decoder, digest
 from torchtally.proof.contract import Contract
@@ -26,7 +27,7 @@ def with_sizes(line: TallyLine, sizes: Mapping[str, ShardSizes]) -> TallyLine:
     """The line with the sizes that its order names, if they are known by their fingerprint."""
     named = sizes_of(line.shard.order)
     known = sizes.get(named.fingerprint) if named else None
-    return replace(line, sizes=known) if known and known.total == line.n else line
+    return structs.replace(line, sizes=known) if known and known.total == line.n else line
 
 
 def size(line: TallyLine) -> int:
@@ -140,7 +141,7 @@ def is_right(line: TallyLine) -> bool:
     if line.drawn_digest:
         return line.expected == line.consumed == size(line) and line.digest == line.drawn_digest
     samples, positions = _of_rank(line.run, line.n, line.start, line.end, line.rank, line.world, line.contract)
-    return line.expected == line.consumed == samples and line.digest.startswith(positions)
+    return line.expected == line.consumed == samples and digest.pack(line.digest).startswith(positions)
 
 
 def doubtful(groups: Iterable[Lines]) -> list[TallyLine]:

@@ -5,21 +5,25 @@ import sys
 from array import array
 from collections.abc import Iterable, Iterator, Mapping
 from copy import copy
-from dataclasses import replace
 from itertools import groupby
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from torchtally.proof import digest
-from torchtally.proof.line import Rank, TallyLine
+from torchtally.proof.line import OWN, Rank, Shared, TallyLine
 from torchtally.proof.modular import Words
 
 _COUNTS = struct.Struct(">2Q")
 _WORDS = 2 + digest.WORDS  # of a plain line: expected, consumed, and its digest
 _BYTES = 8 * _WORDS
-_PLAIN = {"pod", "rank", "expected", "consumed", "digest", "lost", "duplicated"}
+_HELD = ("pod", "rank", "expected", "consumed", "digest")
+_NOTHING: dict[str, Any] = {name: None for name in OWN if name not in _HELD}
+_NOTHING |= {"lost": 0, "duplicated": 0, "lost_indices": (), "duplicated_indices": ()}
+_REPORTS_NOTHING = tuple(_NOTHING.values())
+_reported, _own = attrgetter(*_NOTHING), attrgetter(*OWN)
 
 
 class Lines:
@@ -28,38 +32,32 @@ class Lines:
     A plain line is that of a rank, not of all together, and reports nothing lost, duplicated, or dropped.
     """
 
-    def __init__(self, shared: Mapping[str, Any], own: Mapping[str, Any]) -> None:
-        self.first = TallyLine(**shared, **own)  # has all that they have in common
-        self.shared = shared
-        self._others: dict[Rank, Mapping[str, Any]] = {}  # what is not plain
+    def __init__(self, first: TallyLine) -> None:
+        self.first = first  # has all that they have in common
+        self.shared: Shared = first.shared
+        self._others: dict[Rank, TallyLine] = {}  # what is not plain
         # Of plain lines, in the order in which they came. Pods are the same in each epoch.
         self._ranks, self._pods, self._numbers = array("i"), list[str](), bytearray()
         self._places = array("i")  # by rank: which of them is its line, or -1
-        self.add(own)
+        self.add(first)
 
-    def fits(self, shared: Mapping[str, Any]) -> bool:
-        """Whether lines with these fields in common are among these."""
-        return self.shared is shared or (
-            self.shared == shared and [*self.shared["plan"]] == [*shared["plan"]]  # phases have an order
-        )
-
-    def add(self, own: Mapping[str, Any]) -> None:
-        """Add the line of a rank that has none here, by the fields that are its own."""
-        rank = own["rank"]
-        if rank == "all" or own.keys() != _PLAIN or own["lost"] != 0 or own["duplicated"] != 0:
-            self._others[rank] = own
+    def add(self, line: TallyLine) -> None:
+        """Add the line of a rank that has none here."""
+        rank = line.rank
+        if rank == "all" or _reported(line) != _REPORTS_NOTHING:
+            own = dict(zip(OWN, _own(line), strict=True))
+            self._others[rank] = replace(self.first, **own)  # so that what is common is held once
             return
         if (more := rank + 1 - len(self._places)) > 0:
             self._places.extend([-1] * more)
         self._places[rank] = len(self._ranks)
         self._ranks.append(rank)
-        self._pods.append(sys.intern(own["pod"]))
-        self._numbers += _COUNTS.pack(own["expected"], own["consumed"]) + own["digest"]
+        self._pods.append(sys.intern(line.pod))
+        self._numbers += _COUNTS.pack(line.expected, line.consumed) + digest.pack(line.digest)
 
     def line(self, rank: Rank) -> TallyLine | None:
         """The line of a rank, or that of all together, if it is here."""
-        own = self._others.get(rank) or self._plain(rank)
-        return TallyLine(**self.shared, **own) if own else None
+        return self._others.get(rank) or self._plain(rank)
 
     def __len__(self) -> int:
         return len(self._ranks) + len(self._others)
@@ -81,12 +79,12 @@ class Lines:
     @property
     def others(self) -> list[TallyLine]:
         """The lines that are not plain."""
-        return [TallyLine(**self.shared, **own) for own in self._others.values()]
+        return [*self._others.values()]
 
     @property
     def faulty(self) -> bool:
         """Whether one of the lines reports a sample as lost or duplicated."""
-        return any(own["lost"] != 0 or own["duplicated"] != 0 for own in self._others.values())
+        return any(line.lost != 0 or line.duplicated != 0 for line in self._others.values())
 
     @property
     def plain_ranks(self) -> Words:
@@ -101,16 +99,18 @@ class Lines:
     def with_plan(self, plan: Mapping[str, int]) -> "Lines":
         """The same lines with another plan."""
         found = copy(self)
-        found.first, found.shared = replace(self.first, plan=plan), {**self.shared, "plan": plan}
+        found.first = replace(self.first, plan=plan)
+        found.shared = found.first.shared
+        found._others = {rank: replace(line, plan=plan) for rank, line in self._others.items()}
         return found
 
-    def _plain(self, rank: Rank) -> dict[str, Any] | None:
+    def _plain(self, rank: Rank) -> TallyLine | None:
         if rank == "all" or rank >= len(self._places) or (at := self._places[rank]) < 0:
             return None
         numbers = bytes(self._numbers[_BYTES * at : _BYTES * (at + 1)])
         expected, consumed = _COUNTS.unpack_from(numbers)
-        counts = {"expected": expected, "consumed": consumed, "lost": 0, "duplicated": 0}
-        return {"pod": self._pods[at], "rank": rank, "digest": numbers[_COUNTS.size :], **counts}
+        counts = {"expected": expected, "consumed": consumed, "digest": digest.as_text(numbers[_COUNTS.size :])}
+        return replace(self.first, pod=self._pods[at], rank=rank, **counts, **_NOTHING)
 
 
 def firsts(groups: Iterable[Lines]) -> list[TallyLine]:

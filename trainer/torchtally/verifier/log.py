@@ -12,7 +12,6 @@ from typing import Any, TextIO
 from torchtally.observed.log import Lines as Observed
 from torchtally.proof import line as tally_line
 from torchtally.proof import run_summary
-from torchtally.proof.digest import unpack
 from torchtally.proof.line import NAMES, PREFIX, Attempt, TallyLine
 from torchtally.proof.rules import short
 from torchtally.proof.run_summary import PhaseSummary, RunSummary
@@ -96,8 +95,8 @@ class Log:
             return
         self.heard.add(text, where)
         for found in _found_in(text):
-            if isinstance(found, tuple):
-                self.add_tally(*found, where)
+            if isinstance(found, TallyLine):
+                self.add_tally(found, where)
                 continue
             self._begin(found.run, found.began)
             if isinstance(found, RunSummary):
@@ -109,23 +108,24 @@ class Log:
         if run:
             self.begins[run] = min(filter(None, (self.begins.get(run), began)), default=0)
 
-    def add_tally(self, shared: dict[str, Any], own: dict[str, Any], where: str) -> None:
-        """Add a tally line, by the fields that all ranks have in common, and its own."""
-        block = self.blocks[shared["run"], shared["attempt"], shared["began"], shared["phase"], shared["epoch"]]
-        twin = next((line for each in block if (line := each.line(own["rank"]))), None)
-        if twin:
-            line = TallyLine(**shared, **own)
+    def add_tally(self, line: TallyLine, where: str) -> None:
+        """Add a tally line."""
+        block = self.blocks[line.run, line.attempt, line.began, line.phase, line.epoch]
+        for twin in filter(None, [each.line(line.rank) for each in block]):
             if twin == line:
                 return
             who = "all ranks" if line.rank == "all" else f"rank {line.rank}"
             which = f"{line.phase} epoch {line.epoch} of {who}"
             text = f"{where}: {which} is printed twice and differs: {'; '.join(_differences(twin, line))}"
             self.complaints.append(Complaint(text, line.run, line.attempt, line.began, line.block))
-        elif alike := next((each for each in block if each.fits(shared)), None):
-            alike.add(own)
-        else:
-            self._begin(shared["run"], shared["began"])
-            block.append(Lines(shared, own))
+            return
+        shared = line.shared
+        for each in block:
+            if each.shared == shared:
+                each.add(line)
+                return
+        self._begin(line.run, line.began)
+        block.append(Lines(line))
 
     def add_summary(self, summary: RunSummary, where: str) -> None:
         """Add a last line of a run."""
@@ -170,7 +170,8 @@ def _differences(one: TallyLine, other: TallyLine) -> Iterator[str]:
     for name in NAMES:
         a, b = getattr(one, name), getattr(other, name)
         if a != b:
-            yield f"digest in {differing(unpack(a), unpack(b))}" if name == "digest" else f"{name} {a} and {b}"
+            words = differing(one.consumed_digest, other.consumed_digest)
+            yield f"digest in {words}" if name == "digest" else f"{name} {a} and {b}"
 
 
 def _summary_differences(one: RunSummary, other: RunSummary) -> Iterator[str]:
@@ -195,22 +196,25 @@ def _phase_differences(phase: str, one: PhaseSummary, other: PhaseSummary, again
     for name in [each for each in dict.fromkeys([*ours, *theirs]) if each not in again]:
         a, b = ours.get(name), theirs.get(name)
         if a != b and name == "digest":
-            yield f"digest of {phase} in {differing(unpack(one.digest), unpack(other.digest))}"
+            yield f"digest of {phase} in {differing(one.consumed_digest, other.consumed_digest)}"
         elif a != b:
             yield f"{name} of {phase} {a} and {b}"
 
 
-def _found_in(text: str) -> Iterator[tuple[dict[str, Any], dict[str, Any]] | RunSummary | Complaint]:
-    """Each line that starts in `text`, or a complaint about it. Of a tally line, its shared and its own fields."""
+def _found_in(text: str) -> Iterator[TallyLine | RunSummary | Complaint]:
+    """Each line that starts in `text`, or a complaint about it."""
     at = 0
     while start := _START.search(text, at):
         at, other_version = start.end(), False
+        if line := tally_line.read(text[at:]):
+            yield line
+            return
         try:
             values, at = _DECODER.raw_decode(text, at)
             other_version = True
             tally_line.check_version(values)
             other_version = False
-            yield RunSummary.parse(values) if run_summary.is_summary(values) else tally_line.checked(values)
+            yield RunSummary.parse(values) if run_summary.is_summary(values) else TallyLine.parse(values)
         except json.JSONDecodeError as error:
             cut = not text[error.pos :].strip() or error.msg.startswith("Unterminated string")
             how = "cut off" if cut else "mixed up with other output"

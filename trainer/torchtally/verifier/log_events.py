@@ -41,7 +41,7 @@ class Heard:
 
     def add(self, text: str, where: str) -> None:
         """Add the events in a line of a log."""
-        for kind, time, pod, run, attempt, began in _EVENT.findall(text):
+        for kind, time, pod, run, attempt, began in _EVENT.findall(text) if events.PREFIX in text else ():
             if kind == "ended" and (failure := _failure(text)):
                 is_consequence, sentence = failure
                 if is_consequence:

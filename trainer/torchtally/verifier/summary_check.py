@@ -3,11 +3,11 @@
 import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
+from msgspec.structs import replace
+
 from torchtally.proof import digest, drop_counts
-from torchtally.proof.digest import unpack
 from torchtally.proof.line import TallyLine
 from torchtally.proof.local_order import UnknownSizes
 from torchtally.proof.order import parse, sizes_of
@@ -132,5 +132,5 @@ def _sum_faults(last: RunSummary, phase: str, together: list[TallyLine]) -> Iter
     if names := differing(stated.of_dropped, folded):
         yield Problem(f"the last line's dropped_digest is not the sum of {of}: it differs in {names}", phase)
     folded = digest.fold(((line.epoch, line.consumed_digest) for line in together), last.run)
-    if names := differing(unpack(stated.digest), folded):
+    if names := differing(stated.consumed_digest, folded):
         yield Problem(f"the last line's digest is not the sum of {of}: it differs in {names}", phase)

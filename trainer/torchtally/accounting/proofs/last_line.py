@@ -6,12 +6,13 @@ from torchtally.accounting.ledger.state import PhaseState
 from torchtally.accounting.ledger.tally import Run
 from torchtally.errors import Refused, Unproven
 from torchtally.proof import drop_counts
+from torchtally.proof.digest import as_text
 from torchtally.proof.local_order import UnknownSizes
 from torchtally.proof.run_summary import PhaseSummary, RunSummary
 from torchtally.proof.worlds import RESUMED, World, otherwise
 
 # Of a phase, in its state and in the line.
-_SAME = ["n", "contract", "order", "sizes", "data", "consumed", "digest", "dropped_digest", "drawn_digest", "end"]
+_SAME = ["n", "contract", "order", "sizes", "data", "consumed", "end"]
 
 
 def summary_of(
@@ -31,6 +32,9 @@ def summary_of(
         phases={
             name: PhaseSummary(
                 **{each: getattr(phase, each) for each in _SAME},
+                digest=as_text(phase.digest),
+                dropped_digest=as_text(phase.dropped_digest) if phase.dropped_digest else None,
+                drawn_digest=as_text(phase.drawn_digest) if phase.drawn_digest else None,
                 dropped=phase.dropped or None,
                 dropped_in=(phase.dropped_in or None) if phase.completed > 1 else None,
                 drawn=phase.drawn if phase.drawn_digest else None,
