@@ -25,8 +25,8 @@ _MANIFEST = "manifest.json"  # of a checkpoint that is a folder: it has the hash
 _HEAD = 1 << 16  # bytes in which a file shows that it is a statement
 _MARKS = re.compile(rb'"_type"\s*:\s*"https://in-toto\.io/|"predicateType"\s*:|"dsseEnvelope"\s*:')
 
-
 Hexadecimal = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z", description="64 hexadecimal digits")]
+_TEXTS = fitting(lambda data: all(map(is_text, data.values())), "an object of printable texts")
 
 
 class Predicate(Struct, frozen=True, kw_only=True):
@@ -34,20 +34,16 @@ class Predicate(Struct, frozen=True, kw_only=True):
 
     run: Text  # the run's id
     task: Text
-    holds: Annotated[
-        bool, Meta(description="true or false")
-    ]  # by the word of the trainer, which the lines must bear out
-    data: Annotated[
-        Mapping[str, str], fitting(lambda data: all(map(is_text, data.values())), "an object of printable texts")
-    ]  # by phase
+    # By the word of the trainer, which the lines must bear out.
+    holds: Annotated[bool, Meta(description="true or false")]
+    data: Annotated[Mapping[str, str], _TEXTS]  # by phase
     torchtally: Text  # version
     image: Maybe[Text] = None  # as the chart names it, by digest if it does so
     chart: Maybe[Text] = None  # version
     checkpoint: Maybe[Text] = None  # name of the subject that is one
-    training: Maybe[Annotated[Mapping[str, Any], Meta(description="an object")]] = (
-        None  # the options of a built-in task
-    )
-    epochs: Maybe[Annotated[Sequence[Mapping[str, Any]], Meta(description="a list of objects")]] = None  # their results
+    # The options of a built-in task, and the results of its epochs.
+    training: Maybe[Annotated[Mapping[str, Any], Meta(description="an object")]] = None
+    epochs: Maybe[Annotated[Sequence[Mapping[str, Any]], Meta(description="a list of objects")]] = None
     lines_sha256: Hexadecimal
     # As they are printed; the last one is the run's last line.
     lines: Annotated[Sequence[str], Meta(min_length=1, description="a list of tally lines")]
