@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Writes the parts of docs/ that have a source in the code: options, events, and the Python API; `make docs` runs it.
+"""Writes the parts of docs/ that have a source in the code: options, fields, and the Python API; `make docs` runs it.
 
 A part stands between `<!-- tools/reference.py: NAME -->` and `<!-- end -->` in its page.
 """
@@ -8,6 +8,7 @@ import contextlib
 import importlib
 import inspect
 import io
+import json
 import os
 import re
 from collections.abc import Iterable
@@ -16,6 +17,7 @@ from typing import Any
 from unittest.mock import patch
 
 from torchtally import cli, events
+from torchtally.proof import statement
 from torchtally.tasks import OPTIONS
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -145,6 +147,12 @@ def kinds() -> str:
     return "".join([*shown, table(["event, field", "type", "meaning"], rows)])
 
 
+def predicate() -> str:
+    """The fields of what a statement says."""
+    fields = statement.schema()["$defs"]["Predicate"]["properties"]
+    return table(["field", "meaning"], [[f"`{name}`", field["description"]] for name, field in fields.items()])
+
+
 def described(docstring: str, indent: str = "") -> str:
     """A docstring in Google's style as Markdown: paragraphs, and lists of its arguments and its attributes."""
     headings = r"\n(Args|Attributes|Returns|Yields|Raises|Examples?):\n"
@@ -216,7 +224,7 @@ def part(name: str) -> str:
     kind, _, argument = name.partition(" ")
     if kind == "options":
         return options(argument)
-    return {"training": training, "events": kinds, "api": api}[kind]()
+    return {"training": training, "events": kinds, "predicate": predicate, "api": api}[kind]()
 
 
 def written(page: str) -> str:
@@ -228,6 +236,15 @@ def pages() -> list[Path]:
     return [page for page in sorted(DOCS.rglob("*.md")) if _PART.search(page.read_text())]
 
 
+SCHEMAS = {"events": events.schema, "statement-v1": statement.schema}  # by the name of the file
+
+
+def schema(name: str) -> str:
+    return json.dumps(SCHEMAS[name](), indent=2) + "\n"
+
+
 if __name__ == "__main__":
+    for name in SCHEMAS:
+        (DOCS / f"reference/{name}.schema.json").write_text(schema(name))
     for page in pages():
         page.write_text(written(page.read_text()))

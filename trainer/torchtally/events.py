@@ -2,7 +2,7 @@
 
     TORCHTALLY-EVENT {"v":1,"event":"step","time":1767323060.5,"pod":"demo-master-0","rank":0,"run":"3f9c…", …}
 
-`python -m torchtally.events` prints the schema, which is docs/reference/events.schema.json.
+docs/reference/events.schema.json is the schema, which `make docs` writes.
 """
 
 import contextlib
@@ -340,7 +340,3 @@ def _plain(name: str, value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value[:_LONGEST] if name == "cause" and value else value
-
-
-if __name__ == "__main__":
-    print(json.dumps(schema(), indent=2))

@@ -93,7 +93,7 @@ def values(text: str) -> dict[str, Any]:
 
 
 def test_the_schema_of_the_documentation_is_the_classes() -> None:
-    """`python -m torchtally.events` writes it."""
+    """`make docs` writes it."""
     assert json.loads(SCHEMA.read_text()) == events.schema()
     assert {type(each) for each in EXAMPLES} == set(events.KINDS)
 

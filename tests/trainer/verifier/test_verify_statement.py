@@ -14,6 +14,7 @@ from stated import Forge, change, forged, statement, written
 
 from torchtally.checkpoints.manifest import File, Manifest
 from torchtally.commands import jobs, verify
+from torchtally.proof import statement as statements
 
 ROOT = Path(__file__).parents[3]
 SCHEMA = json.loads((ROOT / "docs/reference/statement-v1.schema.json").read_text())
@@ -55,6 +56,11 @@ Said = Callable[..., tuple[int, str, str]]
 def said(capsys: pytest.CaptureFixture[str]) -> Said:
     """Calls the verifier. Returns its exit code and what it prints."""
     return lambda *arguments: (verify.main([str(each) for each in arguments]), *capsys.readouterr())
+
+
+def test_the_schema_of_the_documentation_is_the_classes() -> None:
+    """`make docs` writes it."""
+    assert statements.schema() == SCHEMA
 
 
 @pytest.mark.parametrize("name", RUNS)

@@ -59,7 +59,7 @@ def is_text(value: str) -> bool:
     return bool(value.strip()) and value.isprintable()
 
 
-text = fitting(is_text, "printable text")
+text = Meta(min_length=1, description="printable text", extra={"fits": is_text})
 Text = Annotated[str, text]
 _ALL_TEXT = {"fits": lambda each: all(map(is_text, each))}
 Texts = Annotated[tuple[str, ...], Meta(min_length=1, description="a list of printable texts", extra=_ALL_TEXT)]

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Self
 
+import msgspec
 from msgspec import Meta, Struct
 
 from torchtally.proof import rules
@@ -25,37 +26,53 @@ _MANIFEST = "manifest.json"  # of a checkpoint that is a folder: it has the hash
 _HEAD = 1 << 16  # bytes in which a file shows that it is a statement
 _MARKS = re.compile(rb'"_type"\s*:\s*"https://in-toto\.io/|"predicateType"\s*:|"dsseEnvelope"\s*:')
 
-Hexadecimal = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z", description="64 hexadecimal digits")]
+Hexadecimal = Annotated[str, Meta(pattern="^[0-9a-f]{64}$", max_length=64, description="64 hexadecimal digits")]
 _TEXTS = fitting(lambda data: all(map(is_text, data.values())), "an object of printable texts")
+_LINE = {"items": {"type": "string", "pattern": r"^TORCHTALLY \{.*\}$"}}  # which `parse` checks
+
+
+def says(text: str) -> Meta:
+    """What a field says, for the schema and the docs."""
+    return Meta(description=text)
+
+
+_TRUE_OR_FALSE, _OBJECT, _OBJECTS = says("true or false"), says("an object"), says("a list of objects")
+_LINES = Meta(min_length=1, description="a list of tally lines", extra_json_schema=_LINE)
 
 
 class Predicate(Struct, frozen=True, kw_only=True):
     """What a statement says of its subjects."""
 
-    run: Text  # the run's id
-    task: Text
-    # By the word of the trainer, which the lines must bear out.
-    holds: Annotated[bool, Meta(description="true or false")]
-    data: Annotated[Mapping[str, str], _TEXTS]  # by phase
-    torchtally: Text  # version
-    image: Maybe[Text] = None  # as the chart names it, by digest if it does so
-    chart: Maybe[Text] = None  # version
-    checkpoint: Maybe[Text] = None  # name of the subject that is one
-    # The options of a built-in task, and the results of its epochs.
-    training: Maybe[Annotated[Mapping[str, Any], Meta(description="an object")]] = None
-    epochs: Maybe[Annotated[Sequence[Mapping[str, Any]], Meta(description="a list of objects")]] = None
-    lines_sha256: Hexadecimal
-    # As they are printed; the last one is the run's last line.
-    lines: Annotated[Sequence[str], Meta(min_length=1, description="a list of tally lines")]
+    run: Annotated[Text, says("the run's ID")]
+    task: Annotated[Text, says("name of the task")]
+    # The lines must bear it out.
+    holds: Annotated[bool, _TRUE_OR_FALSE, says("`true` if the trainer reported no lost or duplicated sample")]
+    data: Annotated[Mapping[str, Text], _TEXTS, says("fingerprint of the data of each phase")]
+    torchtally: Annotated[Text, says("version of torchtally")]
+    image: Maybe[Annotated[Text, says("image of the pods, with any digest; absent outside of the chart")]] = None
+    chart: Maybe[Annotated[Text, says("version of the chart; absent outside of the chart")]] = None
+    checkpoint: Maybe[Annotated[Text, says("the subject that is a checkpoint with the weights, if there is one")]] = (
+        None
+    )
+    training: Maybe[Annotated[Mapping[str, Any], _OBJECT, says("options of a built-in task; absent without one")]] = (
+        None
+    )
+    epochs: Maybe[Annotated[Sequence[Mapping[str, Any]], _OBJECTS, says("results of its epochs, if there are any")]] = (
+        None
+    )
+    lines_sha256: Annotated[Hexadecimal, says("SHA-256 of the lines, each with a newline at its end")]
+    lines: Annotated[
+        Sequence[str], _LINES, says("the tally lines as they are printed, the last one of the run at the end")
+    ]
 
 
-class _Sha256(Struct):
+class Sha256(Struct):
     sha256: Hexadecimal
 
 
-class _Subject(Struct):
+class Subject(Struct):
     name: Text
-    digest: Annotated[_Sha256, Meta(description="an object whose sha256 is 64 hexadecimal digits")]
+    digest: Annotated[Sha256, Meta(description="an object whose sha256 is 64 hexadecimal digits")]
 
 
 @dataclass(frozen=True)
@@ -110,13 +127,29 @@ class Statement:
         return cls(subjects, found)
 
 
+def schema() -> dict[str, Any]:
+    """The JSON schema of a statement."""
+    (subject, predicate), parts = msgspec.json.schema_components((Subject, Predicate))
+    subjects = {"type": "array", "minItems": 1, "description": "the files that the proof is of", "items": subject}
+    fields = {"_type": {"const": TYPE}, "subject": subjects, "predicateType": {"const": PREDICATE}}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$id": PREDICATE.replace(".md", ".schema.json"),
+        "title": "The proof of a run: proof.json",
+        "type": "object",
+        "required": [*fields, "predicate"],
+        "properties": {**fields, "predicate": predicate},
+        "$defs": parts,
+    }
+
+
 def _subjects(values: Mapping[str, Any]) -> dict[str, str]:
     listed = values.get("subject")
     if not isinstance(listed, list) or not listed or not all(isinstance(each, dict) for each in listed):
         raise ValueError(rules.sentence(values, ("subject",), "a list of at least one object"))
     found: dict[str, str] = {}
     for number, each in enumerate(listed, 1):
-        subject = rules.made(_Subject, each, rules.misfits, within := f"subject {number}: ")
+        subject = rules.made(Subject, each, rules.misfits, within := f"subject {number}: ")
         if subject.name in found:
             raise ValueError(rules.sentence(each, ("name",), "a name that no other subject has", within))
         found[subject.name] = subject.digest.sha256
