@@ -165,6 +165,29 @@ def ascends() -> Any:
     return trains(step, optimizer)
 
 
+class LooksAhead(Optimizer):
+    """Moves the weights back half of the way of two steps, after the last one, too."""
+
+    def __init__(self, within: Optimizer) -> None:
+        super().__init__(within.param_groups, {})
+        self.optimizer, self.param_groups, self.made = within, within.param_groups, 0
+        self.slow = [each.detach().clone() for each in within.param_groups[0]["params"]]
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self.optimizer.step(closure)
+        self.made += 1
+        for slow, each in zip(self.slow, self.param_groups[0]["params"], strict=True):
+            if self.made % 2 == 0:
+                each.copy_(slow.lerp_(each, 0.5))
+
+
+def looks_ahead() -> Any:
+    model = DistributedDataParallel(a_model())
+    optimizer = LooksAhead(AdamW(model.parameters()))
+    return trains(stepping(model, optimizer), optimizer)
+
+
 def warms_up_from_zero() -> Any:
     model = DistributedDataParallel(a_model())
     optimizer = AdamW(model.parameters())
@@ -254,6 +277,7 @@ RIGHT = [
     makes_an_optimizer_in_each_epoch_and_unfreezes,
     adapts,
     ascends,
+    looks_ahead,
     warms_up_from_zero,
     schedules_between_epochs,
     repeats_closures,

@@ -16,6 +16,7 @@ import torch.distributed.nn  # imported after a group it would keep the group, w
 from torch.optim.optimizer import Optimizer
 
 from torchtally.accounting.batches.collate import Batch
+from torchtally.accounting.ledger.gradients import unwrapped
 from torchtally.accounting.lifetime import Lifetime
 from torchtally.accounting.loader import Loader
 from torchtally.accounting.order.drawn import AnySampler
@@ -225,8 +226,7 @@ class Account(Lifetime):
             Refused: It is no optimizer of PyTorch, or an epoch has begun without one.
         """
         with self._counting.final:
-            while (wrapped := getattr(optimizer, "optimizer", None)) is not None:
-                optimizer = wrapped
+            optimizer = unwrapped(optimizer)
             if not isinstance(optimizer, Optimizer):
                 raise Refused(f"account.optimizer() takes a torch.optim.Optimizer, not a {type(optimizer).__name__}")
             self._counting.name(optimizer, replicated=replicated)

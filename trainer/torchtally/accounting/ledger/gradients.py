@@ -86,7 +86,7 @@ class Gradients:
                 f"a {type(optimizer).__name__} with overlap_with_ddp=True leaves out its first steps, so their samples "
                 "would count without being in the weights: it must be False"
             )
-        if hasattr(optimizer, "defaults"):  # torch's PostLocalSGDOptimizer has none, and no hooks
+        if _takes_hooks(optimizer):
             self._watch(optimizer, replicated)
         for each in vars(optimizer).values():
             if isinstance(each, Optimizer):
@@ -397,6 +397,24 @@ class Gradients:
             elsewhere = any(each in other.held for other in self._named)
             if not (each.counted or each.left_out or elsewhere or each in self._cleared):
                 self._cleared[each] = CLEARED
+
+
+def unwrapped(optimizer: Any) -> Any:
+    """The optimizer whose hooks tell of steps: a library's wrapper may have none, or those of the one within."""
+    while (within := getattr(optimizer, "optimizer", None)) is not None:
+        if _takes_hooks(optimizer) and not isinstance(optimizer, type(within)):
+            break
+        optimizer = within
+    return optimizer
+
+
+def _takes_hooks(optimizer: Any) -> bool:
+    """Whether it is no wrapper that has left out the constructor of PyTorch's optimizers."""
+    try:
+        optimizer.register_step_pre_hook(lambda *_: None).remove()
+    except AttributeError:
+        return False
+    return True
 
 
 def _last_factor(loss: Tensor) -> Node | None:
