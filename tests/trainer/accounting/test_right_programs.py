@@ -166,7 +166,7 @@ def ascends() -> Any:
 
 
 class LooksAhead(Optimizer):
-    """Moves the weights back half of the way of two steps, after the last one, too."""
+    """Moves the weights back half of the way of eight steps, the last of which is that of the run."""
 
     def __init__(self, within: Optimizer) -> None:
         super().__init__(within.param_groups, {})
@@ -178,7 +178,7 @@ class LooksAhead(Optimizer):
         self.optimizer.step(closure)
         self.made += 1
         for slow, each in zip(self.slow, self.param_groups[0]["params"], strict=True):
-            if self.made % 2 == 0:
+            if self.made % 8 == 0:
                 each.copy_(slow.lerp_(each, 0.5))
 
 
