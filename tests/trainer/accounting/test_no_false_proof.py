@@ -481,7 +481,7 @@ def odd(how: str) -> None:
 ODD = [
     ("seed", 2, '"seed" is 18446744073709551616, allowed is an integer from 0 to'),
     ("task", 2, '"task" is "a\\nb", allowed is printable text'),
-    ("phase", 2, "an object whose names are printable text"),
+    ("phase", 2, "an object that gives each phase, named by printable text, its number of epochs"),
     ("fingerprint", 2, 'train: "data" is "a\\nb", allowed is printable text'),
     ("n", 2, "train: its number of samples was 30 in this run, and now it is 31"),
     ("new fingerprint", 2, "train: its data was noisy in this run, and now it is other"),

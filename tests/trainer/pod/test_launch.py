@@ -193,7 +193,13 @@ def test_ranks_end_with_an_agent_that_is_killed(alone: launched.Job) -> None:
 def test_a_rank_ignores_the_signals_that_it_would_ignore_elsewhere(alone: launched.Job) -> None:
     asked = ["grep", "SigIgn", "/proc/self/status"]
     pod = alone.start(0, ["run", "--", *asked])
-    assert pod.line() == subprocess.run(asked, capture_output=True, text=True).stdout.strip()
+
+    def handled_by_an_agent() -> None:
+        for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+            signal.signal(each, signal.SIG_DFL)
+
+    found = subprocess.run(asked, capture_output=True, text=True, preexec_fn=handled_by_an_agent)
+    assert pod.line() == found.stdout.strip()
 
 
 @pytest.mark.parametrize("end", ["exit 7", "kill -KILL $$"])

@@ -282,14 +282,14 @@ def test_a_version_that_is_not_known() -> None:
 INTEGERS = {"attempt": (0, HUGE), "began": (0, 253_402_300_799_999), "epoch": (1, 1), "world": (1, 10**6)}
 INTEGERS |= {"n": (1, 2**61 - 2), "start": (0, 60), "batch": (1, HUGE), "seed": (0, 2**64 - 1)}
 INTEGERS |= dict.fromkeys(("expected", "consumed", "lost", "duplicated"), (0, HUGE)) | {"end": (1, 59)}
-PLAN = "an object that gives each phase its number of epochs, 0 to 1000000"
+PLAN = "an object that gives each phase, named by printable text, its number of epochs, 0 to 1000000"
 # By field: values that it cannot have, and what is allowed.
 BAD: list[tuple[str, list[Any], str]] = [
     *((name, no_integers(*each), f"an integer from {each[0]} to {each[1]}") for name, each in INTEGERS.items()),
     *((name, NO_TEXTS, "printable text") for name in ("run", "pod", "task", "data")),
     ("phase", ["val", ["train"]], "train"),
     ("plan", [[1], {"train": -1}, {"train": 10**9}], PLAN),
-    ("plan", [{"train": 1, "a\nb": 1}], f"{PLAN}, and the names are printable text"),
+    ("plan", [{"train": 1, "a\nb": 1}], PLAN),
     ("rank", no_integers(0, 1), 'an integer from 0 to 1 (world is 2), or "all"'),
     ("contract", ["most"], "exact or padded or drop_last"),
     ("order", ["feistel-2"], "feistel-1 or sequential or drawn or locality-1 with its window, lanes and fingerprint"),

@@ -75,7 +75,7 @@ Plan = Annotated[
     Mapping[str, Annotated[int, Meta(ge=0, le=MANY)]],
     fitting(
         lambda plan: all(map(is_text, plan)),
-        f"an object that gives each phase its number of epochs, 0 to {MANY}, and the names are printable text",
+        f"an object that gives each phase, named by printable text, its number of epochs, 0 to {MANY}",
     ),
 ]
 
