@@ -103,7 +103,7 @@ class Named:
         if not self.used or READ in (self.looks, self.reads):
             return False
         self.looks += 1
-        return not self.is_cleared()
+        return not self.is_zeroed()  # by their values, as `grad.data.zero_()` does not count as written to
 
     def overflows(self) -> bool:
         """Whether a gradient is not finite, so that a GradScaler leaves out the step."""
