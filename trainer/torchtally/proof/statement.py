@@ -27,8 +27,6 @@ _HEAD = 1 << 16  # bytes in which a file shows that it is a statement
 _MARKS = re.compile(rb'"_type"\s*:\s*"https://in-toto\.io/|"predicateType"\s*:|"dsseEnvelope"\s*:')
 
 Hexadecimal = Annotated[str, Meta(pattern="^[0-9a-f]{64}$", max_length=64, description="64 hexadecimal digits")]
-_TEXTS = fitting(lambda data: all(map(is_text, data.values())), "an object of printable texts")
-_LINE = {"items": {"type": "string", "pattern": r"^TORCHTALLY \{.*\}$"}}  # which `parse` checks
 
 
 def says(text: str) -> Meta:
@@ -36,8 +34,10 @@ def says(text: str) -> Meta:
     return Meta(description=text)
 
 
+_TEXTS = fitting(lambda data: all(map(is_text, data.values())), "an object of printable texts")
 _TRUE_OR_FALSE, _OBJECT, _OBJECTS = says("true or false"), says("an object"), says("a list of objects")
-_LINES = Meta(min_length=1, description="a list of tally lines", extra_json_schema=_LINE)
+_LINE = {"type": "string", "pattern": r"^TORCHTALLY \{.*\}$"}  # which `parse` checks
+_LINES = Meta(min_length=1, description="a list of tally lines", extra_json_schema={"items": _LINE})
 
 
 class Predicate(Struct, frozen=True, kw_only=True):
@@ -49,21 +49,13 @@ class Predicate(Struct, frozen=True, kw_only=True):
     holds: Annotated[bool, _TRUE_OR_FALSE, says("`true` if the trainer reported no lost or duplicated sample")]
     data: Annotated[Mapping[str, Text], _TEXTS, says("fingerprint of the data of each phase")]
     torchtally: Annotated[Text, says("version of torchtally")]
-    image: Maybe[Annotated[Text, says("image of the pods, with any digest; absent outside of the chart")]] = None
-    chart: Maybe[Annotated[Text, says("version of the chart; absent outside of the chart")]] = None
-    checkpoint: Maybe[Annotated[Text, says("the subject that is a checkpoint with the weights, if there is one")]] = (
-        None
-    )
-    training: Maybe[Annotated[Mapping[str, Any], _OBJECT, says("options of a built-in task; absent without one")]] = (
-        None
-    )
-    epochs: Maybe[Annotated[Sequence[Mapping[str, Any]], _OBJECTS, says("results of its epochs, if there are any")]] = (
-        None
-    )
+    image: Maybe[Annotated[Text, says("image of the pods as the chart names it; absent without a chart")]] = None
+    chart: Maybe[Annotated[Text, says("version of the chart; absent without one")]] = None
+    checkpoint: Maybe[Annotated[Text, says("the subject that is a checkpoint of the weights, if any is")]] = None
+    training: Maybe[Annotated[Mapping[str, Any], _OBJECT, says("options of a built-in task, if it is one")]] = None
+    epochs: Maybe[Annotated[Sequence[Mapping[str, Any]], _OBJECTS, says("results of its epochs, if it has any")]] = None
     lines_sha256: Annotated[Hexadecimal, says("SHA-256 of the lines, each with a newline at its end")]
-    lines: Annotated[
-        Sequence[str], _LINES, says("the tally lines as they are printed, the last one of the run at the end")
-    ]
+    lines: Annotated[Sequence[str], _LINES, says("the tally lines as they are printed; the run's last line ends them")]
 
 
 class Sha256(Struct):
