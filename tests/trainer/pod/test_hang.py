@@ -67,7 +67,7 @@ def test_the_termination_message_says_where_each_rank_stood(two: launched.Job, t
         waits = r"rank 0( \(demo-master-0\))? stands in \w+ \((?!hangs)\w+.py:\d+\)"
         hangs = r"rank 1( \(demo-worker-0\))? stands in never_returns \(hangs.py:\d+\)"
         assert re.search(waits, told.stands) and re.search(hangs, told.stands), told
-        assert told.seconds == 1.0 and told.stacks == str(tmp_path / f"output/stacks-{name}.txt")
+        assert told.seconds >= 1.0 and told.stacks == str(tmp_path / f"output/stacks-{name}.txt")
         assert pod.message.endswith(f"\nBefore: {told.stands}"), pod.message
     own = (tmp_path / "output/stacks-demo-worker-0.txt").read_text()
     assert own.startswith("rank 1 (demo-worker-0)\n") and "in never_returns" in own and "waits_for_all" not in own
@@ -81,7 +81,7 @@ def test_ranks_that_go_on_have_not_hung(two: launched.Job, tmp_path: Path) -> No
     assert [pod.wait() for pod in pods] == [0, 0], pods[1].errors
     for pod in pods:
         assert pod.errors.count("taken a batch for 1 s") == 1
-        assert len(reported(pod.errors, events.Stuck)) == len(reported(pod.errors, events.Continued))
+        assert len(reported(pod.errors, events.Stuck)) >= len(reported(pod.errors, events.Continued)) > 0
         assert "the ranks continue" in pod.errors and "Before:" not in pod.errors
 
 
@@ -125,13 +125,17 @@ def test_ranks_of_an_observed_script_that_have_unequal_batches_are_told_and_not_
         told = reported(pod.errors, events.Stuck)[-1]
         assert re.search(r"rank 0( \(demo-master-0\))? stands in exports \(uneven.py:\d+\)", told.stands), told
         assert re.search(r"rank 1( \(demo-worker-0\))? stands in _engine_run_backward ", told.stands), told
-        assert f"no rank of this pod has taken a batch for 1 s: {told.stands}" in pod.errors
-        assert len(reported(pod.errors, events.Stuck)) == len(reported(pod.errors, events.Continued))
+        assert f"no rank of this pod has taken a batch for {told.seconds:g} s: {told.stands}" in pod.errors
+        assert len(reported(pod.errors, events.Stuck)) >= len(reported(pod.errors, events.Continued)) > 0
 
 
 STANDS = """
 import os, time
 import torch.distributed as dist
+
+def waits():
+    while not os.path.exists("{moved}"):
+        time.sleep(0.1)
 
 def downloads():
     while not os.path.exists("{end}"):
@@ -139,6 +143,7 @@ def downloads():
 
 dist.init_process_group("gloo")
 if dist.get_rank() == 1:
+    waits()  # and goes on to what uses as little CPU
     downloads()
 dist.barrier()
 began = time.process_time()
@@ -152,18 +157,21 @@ def test_ranks_that_stand_still_before_a_first_batch_are_told_and_not_ended(
     two: launched.Job, tmp_path: Path, how: str
 ) -> None:
     """Also where nobody observes them, and where a program starts Python, whose first one has ended."""
-    (path := tmp_path / "stands.py").write_text(STANDS.format(end=tmp_path / "end"))
+    (path := tmp_path / "stands.py").write_text(STANDS.format(moved=tmp_path / "moved", end=tmp_path / "end"))
     shell = launched.shell(f"{sys.executable} -c 'print()'; {sys.executable} {path}")
     places = [str(OBSERVER), str(OBSERVER.parent)]  # as without an installation, whose .pth file does the same
     more = {"TORCHTALLY_OBSERVE": "never", "PYTHONPATH": os.pathsep.join(places)} if how == "not observed" else {}
     pods = two.all(shell if how == "wrapped" else ["run", str(path)], **more)
-    for pod in pods:
-        launched.until("it is told", lambda pod=pod: re.search(r"stands in downloads \(stands.py:", pod.errors))
-    (tmp_path / "end").touch()
+    barrier = r"rank 0( \(demo-master-0\))? stands in \w+ \(distributed_c10d.py:"
+    for function, file in (("waits", "moved"), ("downloads", "end")):
+        place = rf"rank 1( \(demo-worker-0\))? stands in {function} \(stands.py:"
+        both = re.compile(f"{barrier}.*; {place}|{place}.*; {barrier}")
+        for pod in pods:
+            launched.until("both are told", lambda pod=pod, both=both: both.search(pod.errors))
+        (tmp_path / file).touch()
     assert [pod.wait() for pod in pods] == [0, 0], pods[1].errors
     for pod in pods:
         assert "the ranks of this pod have used almost no CPU for 1 s: rank " in pod.errors
-        assert re.search(r"rank 0( \(demo-master-0\))? stands in \w+ \(distributed_c10d.py:", pod.errors)
         assert reported(pod.errors, events.Continued)
 
 

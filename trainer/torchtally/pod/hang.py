@@ -7,6 +7,8 @@ goes on. Each pod finds this by itself, and the pods tell each other where their
 
 import contextlib
 import json
+import math
+import re
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -65,12 +67,15 @@ class Hang:
 
     def look(self) -> None:
         """Write down where the ranks stand, which are about to be ended."""
+        if self._told:
+            return
         looking = threading.Thread(target=self._write, args=[None, 0.0], daemon=True)
         looking.start()
         looking.join(_LOOK)  # they are ended all the same if the volume does not answer
 
     def _watch(self) -> None:
         interval = max(self._seconds / _LOOKS, min(1.0, self._seconds / 4))
+        looks = math.ceil(self._seconds / interval)
         # Looks are counted, not time: the clock runs on while this pod is frozen itself.
         still, before, spent = 0, stacks.Stage(), 0.0
         while True:
@@ -84,8 +89,8 @@ class Hang:
                     still, spent = 0, used
             if self._told and not still and not signals.begun():
                 self._goes_on()
-            if still * interval >= self._seconds and not self._told:
-                self._write(self._seconds, wait=_OTHERS)
+            if still and still % looks == 0:  # again: ranks may use almost no CPU from one place to the next
+                self._write(self._seconds * (still // looks), wait=_OTHERS)
 
     def _goes_on(self) -> None:
         self._told = None
@@ -97,8 +102,6 @@ class Hang:
 
     def _write(self, seconds: float | None, wait: float) -> None:
         with self._one_at_a_time:
-            if self._told:
-                return
             at = stacks.stage(self._folder)
             found = stacks.all_of(self._folder, others=seconds is not None)
             own: Stands = [(rank, self._pod, place) for rank, place, _ in found]
@@ -107,7 +110,9 @@ class Hang:
             path = self._keep("\n\n".join(f"rank {rank} ({self._pod})\n{text}" for rank, _, text in found))
             stands = gist(own if at.over else self._all(own, wait))
             how = _how(at, seconds) if seconds else ""
-            self._at, self._told = at, f"{how}{stands}" if at.over else stands
+            before, self._at, self._told = self._told, at, f"{how}{stands}" if at.over else stands
+            if before and _functions(before) == _functions(self._told):
+                return
             log.warning(f"{how}{stands}" + (f"; their stacks are in {path}" if path else ""))
             event = events.Stuck(seconds=seconds, stands=self._told, stacks=str(path) if path else None)
             events.emit(event, events.Source(pod=self._pod))
@@ -147,6 +152,11 @@ def _how(at: stacks.Stage, seconds: float) -> str:
     if at.count:
         return f"no rank of this pod has taken a batch for {seconds:g} s: "
     return f"the ranks of this pod have used almost no CPU for {seconds:g} s: "
+
+
+def _functions(sentence: str) -> str:
+    """The sentence without durations and lines: a rank that waits in a loop stands in one place."""
+    return re.sub(r"\S+ s ago|:\d+\)", "", sentence)
 
 
 def gist(stands: Stands) -> str:
