@@ -63,7 +63,9 @@ def test_the_termination_message_says_where_each_rank_stood(two: launched.Job, t
     pods = two.all(command)
     assert [pod.wait() for pod in pods] == [203, 203], pods[0].errors
     for pod, name in zip(pods, ("demo-master-0", "demo-worker-0"), strict=True):
-        told = reported(pod.errors, events.Stuck)[-1]  # a rank that waits for the other one's start is told as well
+        # A rank that waits for the other one's start is told as well. Nothing is told twice.
+        *_, before, told = [None, *reported(pod.errors, events.Stuck)]
+        assert not before or places(before) != places(told)
         waits = r"rank 0( \(demo-master-0\))? stands in \w+ \((?!hangs)\w+.py:\d+\)"
         hangs = r"rank 1( \(demo-worker-0\))? stands in never_returns \(hangs.py:\d+\)"
         assert re.search(waits, told.stands) and re.search(hangs, told.stands), told
@@ -73,6 +75,10 @@ def test_the_termination_message_says_where_each_rank_stood(two: launched.Job, t
     assert own.startswith("rank 1 (demo-worker-0)\n") and "in never_returns" in own and "waits_for_all" not in own
 
 
+def places(told: events.Stuck) -> str:
+    return re.sub(r":\d+\)", ")", told.stands)
+
+
 def test_ranks_that_go_on_have_not_hung(two: launched.Job, tmp_path: Path) -> None:
     """Rank 1 rests until both pods have reported where the ranks stand."""
     told = f"['taken a batch' in each.read_text() for each in Path({str(tmp_path)!r}).glob('*.err')] == [True, True]"
@@ -80,7 +86,7 @@ def test_ranks_that_go_on_have_not_hung(two: launched.Job, tmp_path: Path) -> No
     pods = two.all(command)
     assert [pod.wait() for pod in pods] == [0, 0], pods[1].errors
     for pod in pods:
-        assert pod.errors.count("taken a batch for 1 s") == 1
+        assert "taken a batch for 1 s" in pod.errors
         assert len(reported(pod.errors, events.Stuck)) >= len(reported(pod.errors, events.Continued)) > 0
         assert "the ranks continue" in pod.errors and "Before:" not in pod.errors
 
@@ -146,8 +152,7 @@ if dist.get_rank() == 1:
     waits()  # and goes on to what uses as little CPU
     downloads()
 dist.barrier()
-began = time.process_time()
-while time.process_time() < began + 1:  # the pods see that they compute
+while not os.path.exists("{seen}"):  # the pods see that they compute
     pass
 """
 
@@ -157,22 +162,25 @@ def test_ranks_that_stand_still_before_a_first_batch_are_told_and_not_ended(
     two: launched.Job, tmp_path: Path, how: str
 ) -> None:
     """Also where nobody observes them, and where a program starts Python, whose first one has ended."""
-    (path := tmp_path / "stands.py").write_text(STANDS.format(moved=tmp_path / "moved", end=tmp_path / "end"))
+    files = {name: tmp_path / name for name in ("moved", "end", "seen")}
+    (path := tmp_path / "stands.py").write_text(STANDS.format(**files))
     shell = launched.shell(f"{sys.executable} -c 'print()'; {sys.executable} {path}")
     places = [str(OBSERVER), str(OBSERVER.parent)]  # as without an installation, whose .pth file does the same
     more = {"TORCHTALLY_OBSERVE": "never", "PYTHONPATH": os.pathsep.join(places)} if how == "not observed" else {}
     pods = two.all(shell if how == "wrapped" else ["run", str(path)], **more)
     barrier = r"rank 0( \(demo-master-0\))? stands in \w+ \(distributed_c10d.py:"
-    for function, file in (("waits", "moved"), ("downloads", "end")):
+    for function, end in (("waits", files["moved"]), ("downloads", files["end"])):
         place = rf"rank 1( \(demo-worker-0\))? stands in {function} \(stands.py:"
         both = re.compile(f"{barrier}.*; {place}|{place}.*; {barrier}")
         for pod in pods:
             launched.until("both are told", lambda pod=pod, both=both: both.search(pod.errors))
-        (tmp_path / file).touch()
+        end.touch()
+    for pod in pods:
+        launched.until("it continues", lambda pod=pod: reported(pod.errors, events.Continued))
+    files["seen"].touch()
     assert [pod.wait() for pod in pods] == [0, 0], pods[1].errors
     for pod in pods:
         assert re.search("the ranks of this pod have used almost no CPU for [0-9]+ s: rank ", pod.errors), pod.errors
-        assert reported(pod.errors, events.Continued)
 
 
 def test_a_program_without_python_that_stands_still_is_told_by_its_name(alone: launched.Job, tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ class Hang:
             if self._told and not still and not signals.begun():
                 self._goes_on()
             if still and still % looks == 0:  # again: ranks may use almost no CPU from one place to the next
-                self._write(self._seconds * (still // looks), wait=_OTHERS)
+                self._write(self._seconds * (still // looks), wait=0.0 if self._told else _OTHERS)
 
     def _goes_on(self) -> None:
         self._told = None
@@ -110,9 +110,11 @@ class Hang:
             path = self._keep("\n\n".join(f"rank {rank} ({self._pod})\n{text}" for rank, _, text in found))
             stands = gist(own if at.over else self._all(own, wait))
             how = _how(at, seconds) if seconds else ""
-            before, self._at, self._told = self._told, at, f"{how}{stands}" if at.over else stands
-            if before and _functions(before) == _functions(self._told):
+            before, now = self._told, f"{how}{stands}" if at.over else stands
+            self._at = at
+            if before and _functions(before) == _functions(now):
                 return
+            self._told = now
             log.warning(f"{how}{stands}" + (f"; their stacks are in {path}" if path else ""))
             event = events.Stuck(seconds=seconds, stands=self._told, stacks=str(path) if path else None)
             events.emit(event, events.Source(pod=self._pod))
