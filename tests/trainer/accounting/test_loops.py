@@ -4,10 +4,13 @@ import functools
 import queue
 import threading
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+from typing import Any
 
 import pytest
 import torch
-from accounts import alone, code_of, in_turn
+from accounts import alone, code_of, in_turn, run
 from loops import SIZE, Loop, N, Numbers, Times, in_the_weights
 from torch import Tensor, nn
 from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
@@ -301,3 +304,53 @@ def from_one_iterator() -> list[int]:
 def test_a_loop_over_one_iterator_of_all_epochs_is_proved() -> None:
     found = alone(from_one_iterator)
     assert (found["code"], found["result"]) == (0, [2] * N), found["err"]
+
+
+class Meanwhile(torch.autograd.Function):
+    """Calls a function in the middle of the backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, loss: Tensor, call: Callable[[], object]) -> Tensor:
+        ctx.call = call
+        return loss.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        ctx.call()
+        return gradient, None
+
+
+def fetches_beside(ahead: int) -> list[int]:
+    """A thread fetches batches of all epochs, each in the middle of a backward pass."""
+    model, fetched = Times(), []
+    optimizer = SGD(model.parameters(), lr=1)
+    with Account("t", epochs=2) as account:
+        account.optimizer(optimizer)
+        loader = account.loader(Numbers(), batch_size=SIZE)
+        batches = (batch for _ in account.epochs() for batch in loader)
+
+        def fetch(count: int = 1) -> None:
+            with ThreadPoolExecutor(1) as beside:
+                fetched.extend(beside.submit(lambda: [*islice(batches, count)]).result())
+
+        fetch(ahead)
+        while fetched:
+            batch = fetched.pop(0)
+            optimizer.zero_grad()
+            account.weigh(Meanwhile.apply(model(batch), fetch), batch).backward()
+            optimizer.step()
+    return model.times
+
+
+@pytest.mark.parametrize("ahead", [1, 4])
+def test_a_thread_that_fetches_in_a_backward_pass_takes_none_for_failed(ahead: int) -> None:
+    found = alone(fetches_beside, ahead)
+    assert (found["code"], found["result"]) == (0, [2] * N), found["err"]
+    assert '"dropped"' not in found["out"]
+
+
+def test_a_thread_that_begins_the_next_epoch_too_early_is_refused_with_several_ranks() -> None:
+    """Its collective calls could meet those of the thread that trains."""
+    for found in run(2, fetches_beside, 4):
+        assert found["code"] == 2, found["err"]
+        assert "fetch batches in the thread that trains, and read ahead by the loader's num_workers" in found["err"]

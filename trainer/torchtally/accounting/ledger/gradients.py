@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Collection, Iterable, Sequence
 from functools import partial, wraps
 from itertools import count
+from threading import get_ident
 from typing import Any
 
 from torch import Tensor
@@ -70,8 +71,8 @@ class Gradients:
         self._cleared: dict[Handed, str] = {}  # dropped at the next step, and why
         self._hooks: dict[Named, tuple[Any, Any]] = {}
         self._numbers = count(1)
-        # Of each backward pass in progress, by its number: its batches, and whether they counted before.
-        self._passing: dict[int, dict[Handed, bool]] = {}
+        # Of each backward pass in progress, by its thread and number: its batches, and whether they counted before.
+        self._passing: dict[tuple[int, int], dict[Handed, bool]] = {}
         self._reads = 0  # of gradients of losses on a GPU
         self._wrong: str | None = None  # what a step has done
         self.watches = False  # whether the program has named an optimizer, which it may have let go since
@@ -165,13 +166,13 @@ class Gradients:
         self.beside.enter(batches[-1].epoch, self._named)
         for each in batches:
             each.weighed = True
-        (share,) = shares
+        (share,), thread = shares, get_ident()  # on a GPU, a hook has another one
 
         def passes(gradient: Tensor | None) -> None:
             if share and (gradient is None or self._is_zero(gradient)):
                 self._pass_nothing(batches)
             else:
-                self._passes(batches)
+                self._passes(batches, thread)
 
         def is_multiplied(gradient: Tensor) -> Tensor | None:
             if factor is None:
@@ -247,9 +248,9 @@ class Gradients:
             self.cleared = True
         self._cleared = {}
 
-    def _passes(self, batches: Sequence[Handed]) -> None:
+    def _passes(self, batches: Sequence[Handed], thread: int) -> None:
         """A backward pass reaches the loss of these batches, perhaps after other losses that it adds up."""
-        number = compat.backward_number()
+        number = thread, compat.backward_number()
         if number not in self._passing:
             self.beside.enter(batches[-1].epoch, self._named)
             for named in self._named:
@@ -307,7 +308,7 @@ class Gradients:
             self._clear(named)
         named.find()
 
-    def _has_passed(self, number: int) -> None:
+    def _has_passed(self, number: tuple[int, int]) -> None:
         """The backward pass is over. What has reached one optimizer is not put into another's gradients by hand."""
         for named in self._named:
             named.after = named.mark()
@@ -322,8 +323,8 @@ class Gradients:
         """Outside of backward passes, drop the batches of those that an error has ended, and note what these left."""
         if not self._passing or compat.backward_number() != -1:
             return
-        failed = [pair for batches in self._passing.values() for pair in batches.items()]
-        self._passing = {}
+        ended = [number for number in self._passing if number[0] == get_ident()]  # not that of a thread beside this one
+        failed = [pair for number in ended for pair in self._passing.pop(number).items()]
         if any(each.counted and not counted for each, counted in failed):
             self._wrong = HALF
         held = [each for each, _ in failed if any(each in named.held for named in self._named)]

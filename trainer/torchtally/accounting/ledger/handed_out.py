@@ -37,6 +37,11 @@ class HandedOut:
         """Whether a batch of an epoch has a loss."""
         return any(each.weighed and each.epoch is epoch for each in self._batches)
 
+    def without_loss(self, phase: str) -> Handed | None:
+        """The first batch of a phase that waits for a loss."""
+        waiting = (each for each in self._batches if not (each.weighed or each.counted or each.left_out))
+        return next((each for each in waiting if each.epoch.phase == phase), None)
+
     def forget(self, epoch: EpochInProgress) -> None:
         """Let go of the batches of an epoch, which has not begun yet after all."""
         self._batches = [each for each in self._batches if each.epoch is not epoch]

@@ -87,6 +87,7 @@ class Counting:
     def loop(self, phase: str, epoch: int | None, batches: Iterable[Any]) -> Iterator[Handed | Taken]:
         """Yield the batches of one epoch, the next one by default. Raises Unproven and Refused."""
         with self.final:
+            self._may_begin(phase)
             self.settle(phase)
             trains = self._phases.training.get(phase)
             within, beyond = epoch is not None or self._progress.body.within, None
@@ -98,6 +99,15 @@ class Counting:
             else:
                 with self._progress.body.loop(epoch) if trains and within else nullcontext():
                     yield from self._batches(phase, epoch, batches)
+
+    def _may_begin(self, phase: str) -> None:
+        """Raise Refused in a thread beside the one that trains, where this would meet the collective calls of that."""
+        waiting = None if self._is_loop else self.gradients.handed.without_loss(phase)
+        if waiting and self._attempt.members.everyone.size() > 1:
+            raise Refused(
+                f"{waiting.place}: another thread than the one that trains begins the next epoch while this batch has "
+                "no loss: fetch batches in the thread that trains, and read ahead by the loader's num_workers"
+            )
 
     def _beyond(self, phase: str, epoch: int, batches: Iterable[Any], why: str) -> Iterator[Taken]:
         """Yield batches of an epoch that the plan does not have, which a loop that fetches ahead does not train."""
