@@ -51,14 +51,13 @@ class Program:
 
 
 def programs(number: int) -> Iterator[Program]:
-    """The programs of round `number`. What is exact is so in any round."""
-    for task, tools in TOOLS.items():
-        for tool in tools:
-            yield Program(("gpu", tool, task))
+    """The programs of round `number`, those with images last, which take longest. What is exact is so in any round."""
+    of_tools = [Program(("gpu", tool, task)) for task, tools in TOOLS.items() for tool in tools]
+    once = [Program(("gpu_exact", what)) for what in ("captured", "dropout")]
+    yield from (each for each in of_tools if "image" not in str(each))
     if number == 1:
-        for what in ("captured", "dropout"):
-            yield Program(("gpu_exact", what))
-        yield Program(("gpu_ranks",), _ONCE)
+        yield from (*once, Program(("gpu_ranks",), _ONCE))
+    yield from (each for each in of_tools if "image" in str(each))
 
 
 def main(argv: list[str]) -> int:

@@ -14,7 +14,7 @@ from bench.sample import emit, note
 
 WORLD = 2
 NOTE = "NCCL with two ranks on one GPU"
-_STEPS = 100  # of each rank
+_STEPS = {"cuda": 100, "cpu": 5}  # of each rank
 _SECONDS = 40  # of a training
 _TOOLS = {"blog": "gpt_blog", "torchtally": "gpt_tallied"}
 _TOKENS = 64  # of a sample
@@ -40,7 +40,7 @@ def main() -> None:
 def _run(tool: str, device: str, backend: str) -> processes.Ended:
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1"]
     launch += [f"--nproc-per-node={WORLD}", "-m"]
-    script = [f"bench.peers.{_TOOLS[tool]}", "gpt-ddp", os.environ["TORCHTALLY_CACHE"], str(_STEPS)]
+    script = [f"bench.peers.{_TOOLS[tool]}", "gpt-ddp", os.environ["TORCHTALLY_CACHE"], str(_STEPS[device])]
     # By default, NCCL refuses several ranks on one GPU. A release that knows this variable allows them.
     own = {"BENCH_BACKEND": backend, "NCCL_MULTI_RANK_GPU_ENABLE": "1"}
     return processes.run([*launch, *script], environment(device) | own, _SECONDS)
