@@ -229,6 +229,22 @@ clears_the_model = functools.partial(clears, Times.zero_grad)
 clears_the_model_in_place = functools.partial(clears, functools.partial(Times.zero_grad, set_to_none=False))
 
 
+def zeroes_the_data(model: Times) -> None:
+    assert model.rows.grad is not None
+    model.rows.grad.data.zero_()
+
+
+clears_the_data = functools.partial(clears, zeroes_the_data)
+
+
+def learns_nothing_at_first(account: Account, loader: Batches, model: Times, optimizer: SGD) -> None:
+    """As with a hinge: a right loss whose gradients are all 0."""
+    for number, batch in enumerate(loader):
+        optimizer.zero_grad()
+        account.weigh(model(batch).clamp(min=1e9 if number < 4 else None, max=1e9)).backward()
+        optimizer.step()
+
+
 def never_clears(account: Account, loader: Batches, model: Times, optimizer: SGD) -> None:
     for batch in loader:
         account.weigh(model(batch)).backward()
@@ -255,6 +271,7 @@ WRONG = [
     (skips_and_keeps_the_gradients, 2, "an optimizer has stepped with the gradients of a batch that counts as dropped"),
     (clears_the_model, 3, "all of its gradients were cleared before a step"),
     (clears_the_model_in_place, 3, "all of its gradients were cleared before a step"),
+    (clears_the_data, 3, "all of its gradients were cleared before a step"),
     (never_clears, 2, "an optimizer has stepped with the gradients of batches that count already"),
 ]
 
@@ -287,6 +304,13 @@ def test_a_loop_that_the_weights_disprove_is_not_proved(subtests: pytest.Subtest
             assert times != [2] * N
             assert ended == code
             assert said in found["err"]
+
+
+def test_batches_whose_gradients_are_0_count() -> None:
+    found = alone(in_the_weights, learns_nothing_at_first)
+    assert found["code"] == 0, found["err"]
+    times, said = found["result"]
+    assert said == 0 and 0 < sum(times) < 2 * N
 
 
 def from_one_iterator() -> list[int]:

@@ -311,7 +311,7 @@ class Gradients:
     def _has_passed(self, number: tuple[int, int]) -> None:
         """The backward pass is over. What has reached one optimizer is not put into another's gradients by hand."""
         for named in self._named:
-            named.after = named.mark()
+            named.pass_ends()
             named.again |= named.used and named.after != named.before
             named.find(named.after)
         for each in self._passing.pop(number, ()):

@@ -6,7 +6,7 @@ A gradient is known by its tensor, and by how often that was written to. Its val
 import weakref
 from dataclasses import dataclass, field
 
-from torch import Tensor
+from torch import Tensor, strided
 from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import Optimizer
 
@@ -14,7 +14,7 @@ from torchtally import compat
 from torchtally.accounting.ledger.batch_in_flight import Handed
 from torchtally.checkpoints.objects import local, parameters_of
 
-READ = 8  # accumulations in which gradients on a GPU are read, which waits for it
+READ = 8  # of the first passes, in which gradients are read: on a GPU, that waits for it
 
 Mark = tuple[tuple[int, int] | None, ...]  # of each parameter's gradient: its id, and its version
 
@@ -41,6 +41,8 @@ class Named:
     before: Mark = ()  # the backward pass in progress
     after: Mark = ()  # the last backward pass
     ready: list[Handed] = field(default_factory=list)  # those that its step is about to use
+    there: bool = False  # whether the last backward pass, one of the first, has left values that are not 0
+    seen: int = 0  # how often these were there later
     used: bool = False  # whether a step has used the gradients, which nothing has cleared since
     again: bool = False  # whether a backward pass has added to such gradients
     looks: int = 0  # for gradients that a step has used
@@ -93,10 +95,29 @@ class Named:
         if self.sought and not any(isinstance(each, DTensor) for each in self.parameters):
             self.sought = {}
 
+    def pass_ends(self) -> None:
+        """Take note of the gradients that a backward pass leaves."""
+        self.after = self.mark()
+        self.there = self.seen < READ and self._has_values()
+
     def is_cleared(self) -> bool:
         """Whether the gradients that batches hold are gone since the end of the last backward pass."""
         now = self.mark()
-        return not any(now) or (now != self.after and self.is_zeroed())
+        return not any(now) or (now != self.after and self.is_zeroed()) or self._is_gone()
+
+    def _is_gone(self) -> bool:
+        """The same by their values, as `grad.data.zero_()` does not count as written to."""
+        if not self.there or self._has_values():
+            self.seen += self.there
+            self.there = False
+        return self.there
+
+    def _has_values(self) -> bool:
+        """Whether a value is not 0, of this rank's parts. False where none can be read."""
+        found = (local(each) for each in self.gradients) if not compat.captures() else ()
+        return any(
+            type(each) is Tensor and each.layout is strided and not each.is_meta and bool(each.any()) for each in found
+        )
 
     def keeps_used(self) -> bool:
         """Whether the gradients that a step has used are still there. A loop clears them each time, or never."""
