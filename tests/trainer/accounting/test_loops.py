@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from accounts import alone, code_of, in_turn, run
 from loops import SIZE, Loop, N, Numbers, Times, in_the_weights
 from torch import Tensor, nn
@@ -346,8 +347,9 @@ class Meanwhile(torch.autograd.Function):
 
 def fetches_beside(ahead: int) -> list[int]:
     """A thread fetches batches of all epochs, each in the middle of a backward pass."""
-    model, fetched = Times(), []
-    optimizer = SGD(model.parameters(), lr=1)
+    model, world, fetched = Times(), dist.get_world_size(), []
+    optimizer = SGD(model.parameters(), lr=world)  # of the mean of all ranks
+    net = nn.parallel.DistributedDataParallel(model)
     with Account("t", epochs=2) as account:
         account.optimizer(optimizer)
         loader = account.loader(Numbers(), batch_size=SIZE)
@@ -361,20 +363,45 @@ def fetches_beside(ahead: int) -> list[int]:
         while fetched:
             batch = fetched.pop(0)
             optimizer.zero_grad()
-            account.weigh(Meanwhile.apply(model(batch), fetch), batch).backward()
+            account.weigh(Meanwhile.apply(net(batch), fetch), batch).backward()
             optimizer.step()
     return model.times
 
 
-@pytest.mark.parametrize("ahead", [1, 4])
-def test_a_thread_that_fetches_in_a_backward_pass_takes_none_for_failed(ahead: int) -> None:
-    found = alone(fetches_beside, ahead)
-    assert (found["code"], found["result"]) == (0, [2] * N), found["err"]
-    assert '"dropped"' not in found["out"]
+@pytest.mark.parametrize(("world", "ahead"), [(1, 1), (1, 4), (2, 1), (2, 4)])
+def test_a_thread_that_fetches_in_a_backward_pass_takes_none_for_failed(world: int, ahead: int) -> None:
+    for found in run(world, fetches_beside, ahead):
+        assert (found["code"], found["result"]) == (0, [2] * N), found["err"]
+        assert '"dropped"' not in found["out"]
 
 
 def test_a_thread_that_begins_the_next_epoch_too_early_is_refused_with_several_ranks() -> None:
     """Its collective calls could meet those of the thread that trains."""
-    for found in run(2, fetches_beside, 4):
+    for found in run(2, fetches_beside, 2):
         assert found["code"] == 2, found["err"]
         assert "fetch batches in the thread that trains, and read ahead by the loader's num_workers" in found["err"]
+
+
+def trains_in_a_thread() -> list[int]:
+    """After a look at the first batch, as some libraries run a training."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(looks_and_trains).result()
+
+
+def looks_and_trains() -> list[int]:
+    model, world = Times(), dist.get_world_size()
+    optimizer = SGD(model.parameters(), lr=world)
+    net = nn.parallel.DistributedDataParallel(model)
+    with Account("t", epochs=2) as account:
+        account.optimizer(optimizer)
+        loader = account.loader(Numbers(), batch_size=SIZE)
+        next(iter(loader))
+        for _ in account.epochs():
+            for batch in loader:
+                train(account, net, optimizer, batch)
+    return model.times
+
+
+def test_a_training_in_a_thread_may_look_at_the_first_batch() -> None:
+    for found in run(2, trains_in_a_thread):
+        assert (found["code"], found["result"]) == (0, [2] * N), found["err"]

@@ -102,7 +102,8 @@ class Counting:
 
     def _may_begin(self, phase: str) -> None:
         """Raise Refused in a thread beside the one that trains, where this would meet the collective calls of that."""
-        waiting = None if self._is_loop else self.gradients.handed.without_loss(phase)
+        beside = self.committer[0] not in (None, threading.current_thread())  # none trains before the first loss
+        waiting = self.gradients.handed.without_loss(phase) if beside else None
         if waiting and self._attempt.members.everyone.size() > 1:
             raise Refused(
                 f"{waiting.place}: another thread than the one that trains begins the next epoch while this batch has "
